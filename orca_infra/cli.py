@@ -1,0 +1,313 @@
+"""Arguments -> one call. Exit codes: 0 well, 1 it did not work out, 2 something the caller has to mend."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orca_infra import __version__
+from orca_infra.errors import NotLeader, OrcaError, UserError
+
+if TYPE_CHECKING:
+    from orca_infra.settings import Settings
+    from orca_infra.surroundings import Surroundings
+
+EXIT_FAILED = 1
+EXIT_USER = 2
+
+app = typer.Typer(
+    name="orca-infra",
+    help="Makes and removes what orca's runs need, through Pulumi: worker machines for now.\n\n"
+    "Settings come from the environment (docs/reference/settings.md), pools from orca.toml. "
+    "Exit codes: 0 well, 1 it did not work out, 2 something to mend, said in one sentence.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+db_app = typer.Typer(help="The database's schema, and the embedded Postgres.", no_args_is_help=True)
+strays_app = typer.Typer(help="Machines that carry this stack's identity and that nobody owns.", no_args_is_help=False)
+app.add_typer(db_app, name="db")
+app.add_typer(strays_app, name="strays")
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables for people.")]
+
+
+def main() -> None:
+    """The console script. A user's mistake is one sentence, never a traceback."""
+    try:
+        app()
+    except UserError as error:
+        _fail(str(error), EXIT_USER)
+    except OrcaError as error:
+        _fail(str(error), EXIT_FAILED)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_FAILED)
+
+
+def _fail(message: str, code: int) -> None:
+    print(f"orca-infra: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr)
+
+
+def _settings() -> Settings:
+    from orca_infra.settings import read_settings, unknown_settings
+
+    for sentence in unknown_settings(os.environ):
+        _say(f"warning: {sentence}")
+    return read_settings(os.environ)
+
+
+def _open(say: Callable[[str], None] = _say) -> Surroundings:
+    from orca_infra.surroundings import open_surroundings
+
+    return open_surroundings(_settings(), say=say)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, default=str))
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)] = False,
+) -> None:
+    if version:
+        print(f"orca-infra {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def check(
+    file: Annotated[Path | None, typer.Argument(help="The file; ORCA_CONFIG or orca.toml by default.")] = None,
+) -> None:
+    """Validate orca.toml and the settings; nothing is contacted.
+
+    Example: orca-infra check stacks/orca.toml
+    """
+    from orca_infra.config import load_config
+    from orca_infra.quantity import duration_text
+
+    path = file or _settings().config_path
+    config = load_config(path)
+    print(f"{path}: good; {len(config.pools)} pool{'' if len(config.pools) == 1 else 's'}")
+    for pool in config.pools:
+        types = ", then ".join(
+            f"{t.type} in {', '.join(t.locations)}"
+            + (f" for {duration_text(t.wait_seconds)}" if t.wait_seconds else "")
+            for t in pool.types
+        )
+        print(f"  {pool.name} ({pool.provider}, at most {pool.max_machines}): {types}")
+
+
+@app.command()
+def doctor() -> None:
+    """Say which tools and services were found, in which version, and for what is missing the command that gets it.
+
+    Exit code 1 when something that is needed is missing.
+    """
+    from orca_infra.doctor import examine, show
+
+    if not show(examine(os.environ)):
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command()
+def env() -> None:
+    """Print shell lines that give a person's pulumi the same state, passphrase and database as the loop.
+
+    Example: eval "$(orca-infra env)"; pulumi preview -s dev
+    """
+    from orca_infra.stack.engine import Engine, engine_environment
+
+    surroundings = _open()
+    settings = surroundings.settings
+    # The base's stack is made here, where the passphrase is known to be the right one, so that `pulumi up -s dev` finds it.
+    Engine(surroundings.engine).init(settings.stack)
+    values = {
+        **engine_environment(surroundings.engine),
+        "ORCA_STACK": settings.stack,
+        "ORCA_DB": surroundings.url,
+        "ORCA_HOME": str(settings.home.absolute()),
+        "ORCA_CONFIG": str(settings.config_path.absolute()),
+        "ORCA_TOKEN_KEY": surroundings.token_key.decode(errors="surrogateescape"),
+    }
+    for name, value in values.items():
+        print(f"export {name}={shlex.quote(value)}")
+    surroundings.close()
+
+
+@app.command()
+def plan(as_json: Json = False) -> None:
+    """Print what a pass would do now and why, also why nothing; nothing is changed."""
+    from orca_infra.loop.configuration import LiveConfig
+    from orca_infra.loop.passes import configure_providers, look
+    from orca_infra.machines.decide import decide
+    from orca_infra.screen import plan_for_people, plan_for_programs
+
+    surroundings = _open()
+    config = LiveConfig(surroundings.settings.config_path).config
+    snapshot = look(surroundings, configure_providers(config, surroundings))
+    decided = decide(snapshot, config.pools, surroundings.settings.limits(config))
+    if as_json:
+        _print_json(plan_for_programs(decided))
+    else:
+        plan_for_people(decided, snapshot)
+    surroundings.close()
+
+
+@app.command()
+def run(
+    once: Annotated[bool, typer.Option("--once", help="Make one pass and leave.")] = False,
+) -> None:
+    """Run the automation loop: decide and act, pass after pass, until told to stop (SIGTERM or Ctrl-C).
+
+    Any number may run; one leads, and another takes over within seconds of its end.
+    """
+    from orca_infra.log import make_log
+    from orca_infra.loop.run import Loop
+
+    surroundings = _open()
+    log = make_log(form=os.environ.get("ORCA_LOG") or None)
+    loop = Loop(surroundings, log)
+    try:
+        loop.stop_on_signals()
+        if once:
+            result = loop.run_once()
+            log.info("pass made", changed=result.changed, actions=len(result.plan.actions))
+        else:
+            loop.run()
+    except NotLeader as error:
+        raise UserError(str(error)) from error
+    finally:
+        surroundings.close()
+
+
+@app.command()
+def status(as_json: Json = False) -> None:
+    """Show pools and machines: demand, states, what the last try came to, and why nothing is being made."""
+    from orca_infra.screen import status_for_people
+    from orca_infra.status import read_status
+
+    surroundings = _open()
+    current = read_status(surroundings)
+    if as_json:
+        _print_json(current)
+    else:
+        status_for_people(current)
+    surroundings.close()
+
+
+@strays_app.callback(invoke_without_command=True)
+def strays(context: typer.Context, as_json: Json = False) -> None:
+    """List machines that carry this stack's identity, that nobody owns, and that are past their grace."""
+    if context.invoked_subcommand is not None:
+        return
+    surroundings = _open()
+    found = [action.machine for _, action in _find_strays(surroundings)]
+    if as_json:
+        _print_json([{"name": m.name, "uid": m.uid, "location": m.location, "created_at": m.created_at} for m in found])
+    else:
+        for machine in found:
+            print(
+                f"{machine.name}  {machine.type} in {machine.location}, made {machine.created_at:%F %T}, uid {machine.uid}"
+            )
+        print(f"{len(found)} stray{'' if len(found) == 1 else 's'}")
+    surroundings.close()
+
+
+@strays_app.command("delete")
+def strays_delete(
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete all strays, however many they are: for when the loop holds them because they are so many."""
+    surroundings = _open()
+    found = _find_strays(surroundings)
+    if found and not yes and not typer.confirm(f"Delete {len(found)} machines?"):
+        raise typer.Exit(EXIT_FAILED)
+    for provider, action in found:
+        provider.delete(action.machine)
+        print(f"deleted {action.machine.name}")
+    print(f"{len(found)} deleted")
+    surroundings.close()
+
+
+def _find_strays(surroundings: Surroundings) -> list[tuple[Any, Any]]:
+    from dataclasses import replace
+
+    from orca_infra.loop.configuration import LiveConfig
+    from orca_infra.loop.passes import configure_providers, look
+    from orca_infra.machines.decide import decide
+    from orca_infra.machines.model import DeleteStray
+
+    config = LiveConfig(surroundings.settings.config_path).config
+    providers = configure_providers(config, surroundings)
+    unlimited = replace(surroundings.settings.limits(config), stray_max=sys.maxsize)
+    decided = decide(look(surroundings, providers), config.pools, unlimited)
+    return [(providers[a.provider], a) for a in decided.actions if isinstance(a, DeleteStray)]
+
+
+@db_app.command("migrate")
+def db_migrate(
+    standalone: Annotated[
+        bool, typer.Option("--standalone", help="Make orca's own tables too; without it they are required.")
+    ] = False,
+) -> None:
+    """Bring schema orca to this program's version."""
+    from orca_infra.db.connection import Database
+    from orca_infra.db.migrate import migrate
+    from orca_infra.surroundings import database_url
+
+    settings = _settings()
+    database = Database(database_url(settings, _say))
+    try:
+        applied = migrate(database, with_orca_tables=standalone or settings.db is None)
+    finally:
+        database.close()
+    for name in applied:
+        print(f"applied {name}")
+    print("the database is up to date")
+
+
+@db_app.command("stop")
+def db_stop() -> None:
+    """Stop the embedded Postgres of this stack."""
+    from orca_infra.db import embedded
+
+    settings = _settings()
+    if settings.db is not None:
+        raise UserError("ORCA_DB is set: that database is not this program's to stop")
+    stopped = embedded.stop(settings.home / "postgres")
+    print("stopped" if stopped else "it was not running")
+
+
+@app.command()
+def demo(
+    keep: Annotated[bool, typer.Option("--keep", help="Leave it running, and print how to look around.")] = False,
+) -> None:
+    """Show the main job live, on the real engine and a real Postgres, in a folder of its own; under 90 seconds.
+
+    Exit code 1 if anything that it tells did not happen. Ctrl-C leaves nothing.
+    """
+    from orca_infra.testing.demo import run_demo
+
+    if not run_demo(keep=keep):
+        raise typer.Exit(EXIT_FAILED)
+
+
+if __name__ == "__main__":
+    main()

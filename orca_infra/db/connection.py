@@ -1,0 +1,199 @@
+"""The database: connections, transactions, snapshots and named queries. The only importer of psycopg.
+
+(The worker that the local provider boots is a program of its own and has its own import.) Everything else that talks to
+Postgres does so through this module. No transaction is held open across a call to anything else: callers leave the `with` before they act.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from typing import Any, LiteralString, TypeVar, cast
+from urllib.parse import quote, urlencode
+
+import psycopg
+from psycopg import conninfo
+from psycopg.rows import class_row, dict_row
+from psycopg_pool import ConnectionPool, PoolTimeout
+
+from orca_infra.errors import SetupError, Transient
+
+CONNECT_SECONDS = 10
+_POOL_SIZE = 6
+_NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+
+Row = TypeVar("Row")
+Parameters = Mapping[str, Any]
+
+
+def load_queries(module: str) -> dict[str, LiteralString]:
+    """The statements of `db/queries/<module>.sql`, by the names that their comments give."""
+    text = files("orca_infra.db").joinpath("queries", f"{module}.sql").read_text(encoding="utf-8")
+    parts = _NAME.split(text)
+    return {name: cast("LiteralString", body.strip()) for name, body in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+class Transaction:
+    """One open transaction: the queries that run in it."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self._connection = connection
+
+    def rows(self, kind: type[Row], query: LiteralString, parameters: Parameters | None = None) -> list[Row]:
+        """All rows as `kind`, a dataclass with the columns' names."""
+        with self._connection.cursor(row_factory=class_row(kind)) as cursor:
+            return cursor.execute(query, parameters).fetchall()
+
+    def dicts(self, query: LiteralString, parameters: Parameters | None = None) -> list[dict[str, Any]]:
+        with self._connection.cursor(row_factory=dict_row) as cursor:
+            return cursor.execute(query, parameters).fetchall()
+
+    def value(self, query: LiteralString, parameters: Parameters | None = None) -> Any:
+        """The first column of the first row, or None."""
+        row = self._connection.execute(query, parameters).fetchone()
+        return row[0] if row else None
+
+    def run(self, query: LiteralString, parameters: Parameters | None = None) -> int:
+        """Run a statement; gives how many rows it touched."""
+        return self._connection.execute(query, parameters).rowcount
+
+    def script(self, text: str) -> None:
+        """Run many statements without parameters, as migrations have them."""
+        self._connection.execute(cast("LiteralString", text))
+
+
+class Database:
+    """A bounded pool of connections to one database.
+
+    Every use raises Transient when the database is away. Connections that went bad while idle are replaced unseen.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._pool = ConnectionPool(
+            url,
+            min_size=0,
+            max_size=_POOL_SIZE,
+            open=True,
+            timeout=CONNECT_SECONDS,
+            reconnect_timeout=CONNECT_SECONDS,
+            check=ConnectionPool.check_connection,
+            kwargs={
+                "application_name": "orca-infra",
+                "connect_timeout": CONNECT_SECONDS,
+                "keepalives_idle": 10,
+                "keepalives_interval": 5,
+                "keepalives_count": 3,
+                # Server-side statements would outlive a pooler's connection.
+                "prepare_threshold": None,
+            },
+        )
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        """A read-write transaction; committed when the block ends well."""
+        with _away_is_transient(), self._pool.connection() as connection, connection.transaction():
+            yield Transaction(connection)
+
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[Transaction]:
+        """A read-only transaction in which every query sees the same instant."""
+        with _away_is_transient(), self._pool.connection() as connection:
+            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            connection.read_only = True
+            try:
+                with connection.transaction():
+                    yield Transaction(connection)
+            finally:
+                if not connection.closed:
+                    connection.isolation_level = None
+                    connection.read_only = None
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class Session:
+    """One connection of its own, outside the pool, each statement a transaction; for locks that live as long as it does.
+
+    Raises Transient when the database is away, or the connection was lost.
+    """
+
+    def __init__(self, url: str, application_name: str = "orca-infra") -> None:
+        with _away_is_transient():
+            self._connection = psycopg.connect(
+                url,
+                autocommit=True,
+                connect_timeout=CONNECT_SECONDS,
+                application_name=application_name,
+                keepalives_idle=5,
+                keepalives_interval=3,
+                keepalives_count=3,
+            )
+
+    def row(self, query: LiteralString, parameters: Parameters | None = None) -> tuple[Any, ...] | None:
+        """Run a statement and give its first row, when it has rows."""
+        with _away_is_transient():
+            cursor = self._connection.execute(query, parameters)
+            return cursor.fetchone() if cursor.description else None
+
+    def close(self) -> None:
+        with contextlib.suppress(psycopg.Error):
+            self._connection.close()
+
+
+@contextlib.contextmanager
+def _away_is_transient() -> Iterator[None]:
+    try:
+        yield
+    except (psycopg.OperationalError, psycopg.errors.AdminShutdown, PoolTimeout) as error:
+        raise Transient(f"the database is away: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a driver's message; later ones repeat it or quote the statement."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def check_reachable(url: str) -> None:
+    """Connect once. Raises SetupError that says why it cannot be done, without the password."""
+    try:
+        with psycopg.connect(url, connect_timeout=CONNECT_SECONDS) as connection:
+            connection.execute("select 1")
+    except psycopg.ProgrammingError as error:
+        raise SetupError(f"ORCA_DB is not a connection string that Postgres understands: {first_line(error)}") from None
+    except psycopg.OperationalError as error:
+        raise SetupError(
+            f"the database {describe(url)} cannot be reached: {first_line(error)}; "
+            "mend ORCA_DB, or unset it to use the embedded Postgres"
+        ) from None
+
+
+def describe(url: str) -> str:
+    """The database's place for people: host, port and name, never the password."""
+    parts = conninfo.conninfo_to_dict(url)
+    host = parts.get("host") or parts.get("hostaddr") or "local socket"
+    port = f":{parts['port']}" if parts.get("port") else ""
+    return f"{parts.get('dbname') or parts.get('user') or 'postgres'} on {host}{port}"
+
+
+def backend_url(url: str) -> str:
+    """The same database as the URL of Pulumi's Postgres state backend.
+
+    The engine's driver knows no `sslmode=prefer` (libpq's default): what a connection of ours came to is stated instead.
+    """
+    with psycopg.connect(url, connect_timeout=CONNECT_SECONDS) as connection:
+        info = connection.info
+        encrypted = bool(connection.pgconn.ssl_in_use)
+        host, port, user, database, password = info.host, info.port, info.user, info.dbname, info.password
+    given = conninfo.conninfo_to_dict(url)
+    mode = str(given.get("sslmode") or "prefer")
+    if mode in {"prefer", "allow"}:
+        mode = "require" if encrypted else "disable"
+    options = {"host": host, "port": str(port), "sslmode": mode}
+    options |= {key: str(given[key]) for key in ("sslrootcert", "sslcert", "sslkey") if given.get(key)}
+    return (
+        f"postgres://{quote(user, safe='')}:{quote(password, safe='')}@/{quote(database, safe='')}?{urlencode(options)}"
+    )

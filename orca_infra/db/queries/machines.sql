@@ -1,0 +1,126 @@
+-- Named statements of the machine pools; %(...)s are parameters, and all time is the database's.
+
+-- name: now
+select now()
+
+-- name: demand
+-- For each pool, the runs that a worker could start: of each pipeline that is not paused, at most max_runs less its running
+-- runs (fill runs not counted among them), plus its fill runs.
+with placed as (
+    select p.name, substr(p.placement, 8) as pool, p.max_runs
+    from orca.pipelines p where p.placement like 'worker:%%' and not p.paused
+), queued as (
+    select r.pipeline,
+        count(*) filter (where not r.fill) as plain,
+        count(*) filter (where r.fill) as fill,
+        count(*) filter (where not r.fill and r.queued_at <= now() - make_interval(secs => %(grow_after)s)) as plain_aged,
+        count(*) filter (where r.fill and r.queued_at <= now() - make_interval(secs => %(grow_after)s)) as fill_aged,
+        min(r.queued_at) filter (where r.queued_at > now() - make_interval(secs => %(grow_after)s)) as youngest_due
+    from orca.runs r where r.state = 'queued' group by r.pipeline
+), running as (
+    select r.pipeline, count(*) as plain from orca.runs r where r.state = 'running' and not r.fill group by r.pipeline
+), startable as (
+    select d.pool, q.*,
+        case when d.max_runs is not null then greatest(0, d.max_runs - coalesce(n.plain, 0)) end as free
+    from placed d join queued q on q.pipeline = d.name left join running n on n.pipeline = d.name
+)
+select pool,
+    sum(least(plain_aged, coalesce(free, plain_aged)) + fill_aged)::int as aged,
+    sum(least(plain, coalesce(free, plain)) + fill)::int as waiting,
+    min(youngest_due) filter (where fill > fill_aged or least(free, plain) > plain_aged)
+        + make_interval(secs => %(grow_after)s) as next_due_at
+from startable group by pool
+
+-- name: live_machines
+-- Every machine whose row has not ended, with what its worker was last seen doing.
+select m.name, m.pool, m.number, m.provider, m.type, m.location, m.created_at, m.uid, m.confirmed_at, m.revoked_at,
+    m.removal_reason, w.first_seen_at, w.seen_at, coalesce(w.slots, 0) as slots,
+    coalesce(n.running, 0)::int as running, e.last_run_ended_at
+from orca.pool_machines m
+left join orca.workers w on w.name = m.name
+left join lateral (
+    select count(*) as running from orca.runs r where r.worker = m.name and r.state = 'running'
+) n on true
+left join lateral (
+    select max(r.ended_at) as last_run_ended_at from orca.runs r where r.worker = m.name and r.ended_at is not null
+) e on true
+where m.ended_at is null
+order by m.pool, m.number
+
+-- name: progress
+select pool, last_number, trying_type, trying_since, tried_at, last_attempt from orca.pool_status
+
+-- name: owned_machines
+select stack, name from orca.owned where stack like %(pattern)s
+
+-- name: owned_of_stack
+select name, urn from orca.owned where stack = %(stack)s
+
+-- name: machines_named
+select name, provider, location, uid from orca.pool_machines where name = any(%(names)s)
+
+-- name: next_number
+-- Take the pool's next number: above every one it ever had and above every one that its provider lists.
+insert into orca.pool_status as s (pool, last_number) values (%(pool)s, %(above)s + 1)
+on conflict (pool) do update set last_number = greatest(s.last_number, %(above)s) + 1
+returning last_number
+
+-- name: record_machine
+insert into orca.pool_machines (name, pool, number, provider, type, location, rendered, token_hash)
+values (%(name)s, %(pool)s, %(number)s, %(provider)s, %(type)s, %(location)s, %(rendered)s, %(token_hash)s)
+
+-- name: confirm_machine
+update orca.pool_machines set uid = %(uid)s, confirmed_at = now()
+where name = %(name)s and ended_at is null and confirmed_at is null
+
+-- name: revoke
+select orca.revoke_machine(%(name)s, %(reason)s, %(only_idle)s)
+
+-- name: end_machine
+update orca.pool_machines
+set ended_at = now(), reason = %(reason)s, revoked_at = coalesce(revoked_at, now())
+where name = %(name)s and ended_at is null
+
+-- name: forget_worker
+delete from orca.workers where name = %(name)s
+
+-- name: tried
+-- What a try came to; the search goes on from `type`, or from the first type again when it is null.
+insert into orca.pool_status as s (pool, trying_type, trying_since, tried_at, last_attempt)
+values (%(pool)s, %(type)s, %(since)s, now(), %(attempt)s)
+on conflict (pool) do update set trying_type = excluded.trying_type, trying_since = excluded.trying_since,
+    tried_at = excluded.tried_at, last_attempt = excluded.last_attempt
+
+-- name: report
+insert into orca.pool_status as s (pool, demand, message, next_try_at)
+values (%(pool)s, %(demand)s, %(message)s, %(next_try_at)s)
+on conflict (pool) do update set demand = excluded.demand, message = excluded.message, next_try_at = excluded.next_try_at,
+    observed_at = now(),
+    trying_type = case when %(in_search)s then s.trying_type end, trying_since = case when %(in_search)s then s.trying_since end
+
+-- name: refused
+-- Remember an offering that could not be had.
+insert into orca.pool_offers as o (pool, location, type, class, message)
+values (%(pool)s, %(location)s, %(type)s, %(class)s, %(message)s)
+on conflict (pool, location, type) do update set message = excluded.message, last_at = now(),
+    since = case when o.class = excluded.class then o.since else now() end,
+    times = case when o.class = excluded.class then o.times + 1 else 1 end, class = excluded.class
+
+-- name: had
+delete from orca.pool_offers where pool = %(pool)s and location = %(location)s and type = %(type)s
+
+-- name: prune_machines
+delete from orca.pool_machines where ended_at < now() - make_interval(secs => %(kept_seconds)s)
+
+-- name: pools_for_people
+select s.*, (
+    select coalesce(jsonb_agg(to_jsonb(o) - 'pool' order by o.type, o.location), '[]') from orca.pool_offers o where o.pool = s.pool
+) as refused
+from orca.pool_status s order by s.pool
+
+-- name: ended_machines
+select name, pool, type, location, created_at, ended_at, reason from orca.pool_machines
+where ended_at is not null order by ended_at desc limit %(limit)s
+
+-- name: runs_by_state
+select state, count(*)::int as count from orca.runs group by state order by state

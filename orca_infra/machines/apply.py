@@ -1,0 +1,394 @@
+"""Carry out the machine pools' plan: rows first, then the engine, then the confirmation.
+
+Each action is safe to do twice, and may be left undone, half done or done by a crash: the next pass begins with what the
+stacks' states hold (`settle`) and decides anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orca_infra.db.connection import Database
+from orca_infra.errors import Conflict, EngineFailed, NoCapacity, OrcaError, OutcomeUnknown, StackLocked
+from orca_infra.log import Log
+from orca_infra.machines.decide import STACK_LABEL
+from orca_infra.machines.model import (
+    Candidate,
+    DeleteStray,
+    DestroyOwned,
+    EndInterrupted,
+    Make,
+    Plan,
+    Pool,
+    Reason,
+    Remove,
+    Snapshot,
+)
+from orca_infra.machines.observe import SQL, machine_stack
+from orca_infra.machines.providers.port import Birth, MachineProvider
+from orca_infra.machines.tokens import token_hash, worker_token
+from orca_infra.names import label_value, machine_name, machine_number
+from orca_infra.stack.engine import PROJECT
+from orca_infra.stack.operations import RecordedEngine
+
+#: How many names held by others are passed over in one try.
+_NAMES_MAX = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """What one attempt came to: the machine's name, or the error."""
+
+    name: str = ""
+    error: OrcaError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineHands:
+    """What acting needs: everything that can change the world, and nothing that decides."""
+
+    database: Database
+    engine: RecordedEngine
+    providers: Mapping[str, MachineProvider]
+    pools: Mapping[str, Pool]
+    family: str
+    stack_id: str
+    token_key: bytes = field(repr=False)
+    logs: Path
+    verify: Callable[[], None]
+    log: Log
+
+
+def settle(hands: MachineHands) -> dict[str, str]:
+    """Learn the end of every operation that has none; gives the pools that cannot be judged yet, with the reason.
+
+    A machine that the state holds as made is confirmed from there.
+    """
+    held: dict[str, str] = {}
+    by_stack = {machine_stack(hands.family, pool): pool for pool in _pools_ever(hands)}
+    for stack in hands.engine.unsettled():
+        pool = by_stack.get(stack)
+        if pool is None:
+            continue
+        try:
+            state = hands.engine.settle(stack)
+        except Conflict as error:
+            held[pool] = str(error)
+            continue
+        with hands.database.transaction() as transaction:
+            for resource in state.resources:
+                uid = str(resource.outputs.get("uid") or "")
+                if uid and transaction.run(SQL["confirm_machine"], {"name": resource.name, "uid": uid}):
+                    hands.log.info("machine confirmed from the state", machine=resource.name, pool=pool)
+        hands.log.info("stack settled", stack=stack, pending=len(state.pending), owned=len(state.resources))
+    return held
+
+
+def apply(plan: Plan, snapshot: Snapshot, hands: MachineHands) -> int:
+    """Do what the plan says; gives how many actions changed something.
+
+    An action that fails is logged and left for a later pass. Raises NotLeader, and Transient when the database is away.
+    """
+    done = 0
+    hands.verify()
+    _write_reports(plan, hands)
+    for action in plan.actions:
+        if isinstance(action, EndInterrupted):
+            done += _end_interrupted(action, hands)
+    for action in plan.actions:
+        if isinstance(action, Make):
+            done += _make(action, snapshot, hands)
+    done += _remove_all([a for a in plan.actions if isinstance(a, Remove)], hands)
+    done += _destroy_owned([a for a in plan.actions if isinstance(a, DestroyOwned)], hands)
+    for action in plan.actions:
+        if isinstance(action, DeleteStray):
+            done += _delete_stray(action, hands)
+    return done
+
+
+def _write_reports(plan: Plan, hands: MachineHands) -> None:
+    with hands.database.transaction() as transaction:
+        for report in plan.reports:
+            transaction.run(
+                SQL["report"],
+                {
+                    "pool": report.pool,
+                    "demand": report.demand,
+                    "message": report.message,
+                    "next_try_at": report.next_try_at,
+                    "in_search": report.in_search,
+                },
+            )
+
+
+def _end_interrupted(action: EndInterrupted, hands: MachineHands) -> int:
+    hands.verify()
+    with hands.database.transaction() as transaction:
+        transaction.value(SQL["revoke"], {"name": action.name, "reason": Reason.INTERRUPTED, "only_idle": False})
+        transaction.run(SQL["end_machine"], {"name": action.name, "reason": Reason.INTERRUPTED})
+    hands.log.warning("creation was interrupted", machine=action.name, pool=action.pool)
+    return 1
+
+
+def _make(action: Make, snapshot: Snapshot, hands: MachineHands) -> int:
+    """Try the candidates in turn; one that has room is asked again until the count is reached."""
+    pool = hands.pools[action.pool]
+    made: list[str] = []
+    attempts: list[str] = []
+    failure: OrcaError | None = None
+    candidates = list(action.candidates)
+    while candidates and len(made) < action.count and failure is None:
+        candidate = candidates[0]
+        place = f"{candidate.type} in {candidate.location}"
+        result = _make_one(pool, candidate, snapshot, hands)
+        if result.error is None:
+            made.append(result.name)
+            attempts.append(f"made {result.name} ({place})")
+        elif isinstance(result.error, NoCapacity):
+            candidates.pop(0)
+            attempts.append(f"no capacity for {place}")
+        else:
+            failure = result.error
+            attempts.append(f"{place}: {type(failure).__name__}: {failure}")
+    searching = not made and failure is None
+    with hands.database.transaction() as transaction:
+        transaction.run(
+            SQL["tried"],
+            {
+                "pool": pool.name,
+                "type": action.then_type if searching else None,
+                "since": action.then_since if searching else None,
+                "attempt": "; ".join(attempts)[:2000],
+            },
+        )
+    return len(made)
+
+
+def _make_one(pool: Pool, candidate: Candidate, snapshot: Snapshot, hands: MachineHands) -> Made:
+    """One attempt: the row, the engine's targeted up, and the confirmation or the row's end."""
+    provider = hands.providers[pool.provider]
+    error: OrcaError | None = None
+    for _ in range(_NAMES_MAX):
+        hands.verify()
+        name, declaration, token = _record(pool, candidate, snapshot, hands)
+        try:
+            uid = _up(pool, name, provider.resource_type, declaration, token, hands)
+        except (StackLocked, OutcomeUnknown) as unknown:
+            # The row stays as it is: the next pass reads the state and confirms or ends it.
+            return Made(name=name, error=unknown)
+        except EngineFailed as failed:
+            words = failed.failures[0].message if failed.failures else str(failed)
+            error = provider.classify(words)
+        except OrcaError as other:
+            error = other
+        else:
+            with hands.database.transaction() as transaction:
+                transaction.run(SQL["confirm_machine"], {"name": name, "uid": uid})
+                transaction.run(SQL["had"], {"pool": pool.name, "location": candidate.location, "type": candidate.type})
+            hands.log.info(
+                "machine made", machine=name, pool=pool.name, type=candidate.type, location=candidate.location, uid=uid
+            )
+            return Made(name=name)
+        _end_failed(pool, candidate, name, error, hands)
+        if not isinstance(error, Conflict):
+            break
+    return Made(error=error)
+
+
+def _record(
+    pool: Pool, candidate: Candidate, snapshot: Snapshot, hands: MachineHands
+) -> tuple[str, Mapping[str, Any], str]:
+    """Take the next number, render the machine and write its row. From here on it is declared from that row alone."""
+    above = max(
+        (machine_number(pool.name, machine.name) or 0 for _, machine in snapshot.seen),
+        default=0,
+    )
+    with hands.database.transaction() as transaction:
+        number = transaction.value(SQL["next_number"], {"pool": pool.name, "above": above})
+        name = machine_name(pool.name, number)
+        token = worker_token(hands.token_key, hands.stack_id, name)
+        declaration = hands.providers[pool.provider].render(
+            Birth(
+                name=name,
+                pool=pool.name,
+                type=candidate.type,
+                location=candidate.location,
+                spot=candidate.spot,
+                image=pool.image,
+                labels={STACK_LABEL: hands.stack_id, "orca-pool": label_value(pool.name)},
+            )
+        )
+        transaction.run(
+            SQL["record_machine"],
+            {
+                "name": name,
+                "pool": pool.name,
+                "number": number,
+                "provider": pool.provider,
+                "type": candidate.type,
+                "location": candidate.location,
+                "rendered": json.dumps(declaration),
+                "token_hash": token_hash(token),
+            },
+        )
+    return name, declaration, token
+
+
+def _up(
+    pool: Pool, name: str, resource_type: str, declaration: Mapping[str, Any], token: str, hands: MachineHands
+) -> str:
+    """Make the machine through the engine; gives its uid."""
+    from orca_infra.machines.program import machine_program
+
+    stack = machine_stack(hands.family, pool.name)
+    program = machine_program(resource_type, {name: (declaration, token)})
+    changes = hands.engine.up(stack, program, targets=(_urn(stack, resource_type, name),))
+    for change in changes:
+        if change.name == name and change.outputs.get("uid"):
+            return str(change.outputs["uid"])
+    raise OutcomeUnknown(f"up {stack}: the engine ended well and did not say that it made {name}")
+
+
+def _end_failed(pool: Pool, candidate: Candidate, name: str, error: OrcaError, hands: MachineHands) -> None:
+    """The provider said no: the row ends, and the refusal is remembered."""
+    reason = Reason.NO_CAPACITY if isinstance(error, NoCapacity) else Reason.FAILED
+    known = {"NoCapacity", "QuotaExceeded", "Refused", "AuthFailed", "Transient"}
+    kind = type(error).__name__
+    with hands.database.transaction() as transaction:
+        transaction.value(SQL["revoke"], {"name": name, "reason": reason, "only_idle": False})
+        transaction.run(SQL["end_machine"], {"name": name, "reason": reason})
+        if not isinstance(error, Conflict):
+            transaction.run(
+                SQL["refused"],
+                {
+                    "pool": pool.name,
+                    "location": candidate.location,
+                    "type": candidate.type,
+                    "class": kind if kind in known else "Transient",
+                    "message": str(error)[:2000],
+                },
+            )
+    hands.log.warning(
+        "machine not made", machine=name, type=candidate.type, location=candidate.location, why=kind, said=str(error)
+    )
+
+
+def _remove_all(removals: list[Remove], hands: MachineHands) -> int:
+    """Revoke each token in a transaction of its own, then delete a pool's machines in one operation, then end the rows."""
+    by_pool: dict[str, list[Remove]] = {}
+    for removal in removals:
+        hands.verify()
+        with hands.database.transaction() as transaction:
+            revoked = transaction.value(
+                SQL["revoke"], {"name": removal.name, "reason": removal.reason, "only_idle": removal.only_idle}
+            )
+        if not revoked:
+            hands.log.info("removal given up: a run landed on it", machine=removal.name, pool=removal.pool)
+            continue
+        if removal.reason is Reason.BOOT_TIMEOUT:
+            _save_console(removal, hands)
+        by_pool.setdefault(removal.pool, []).append(removal)
+    return sum(_destroy(pool, group, hands) for pool, group in by_pool.items())
+
+
+def _destroy(pool: str, removals: list[Remove], hands: MachineHands) -> int:
+    """Delete machines whose tokens are revoked, and end the rows of those that are gone."""
+    names = {removal.name: removal for removal in removals}
+    left = _destroy_names(pool, list(names), hands)
+    for name, removal in names.items():
+        if name in left:
+            continue
+        with hands.database.transaction() as transaction:
+            transaction.run(SQL["end_machine"], {"name": name, "reason": removal.reason})
+            transaction.run(SQL["forget_worker"], {"name": name})
+        hands.log.info("machine removed", machine=name, pool=pool, reason=removal.reason, why=removal.why)
+    return len(names) - len(left)
+
+
+def _destroy_names(pool: str, names: list[str], hands: MachineHands) -> set[str]:
+    """Delete machines that the stack owns through the engine, others through their provider; gives those that are left."""
+    stack = machine_stack(hands.family, pool)
+    with hands.database.snapshot() as transaction:
+        owned = {row["name"]: row["urn"] for row in transaction.dicts(SQL["owned_of_stack"], {"stack": stack})}
+        rows = {row["name"]: row for row in transaction.dicts(SQL["machines_named"], {"names": names})}
+    left: set[str] = set()
+    for name in names:
+        if name not in owned and name in rows and not _delete_lost_by_state(rows[name], hands):
+            left.add(name)
+    urns = tuple(owned[name] for name in names if name in owned)
+    if urns:
+        try:
+            hands.engine.destroy(stack, targets=urns)
+        except EngineFailed as error:
+            state = hands.engine.settle(stack)
+            left |= {resource.name for resource in state.resources} & set(names)
+            hands.log.warning("machines not deleted yet", stack=stack, left=sorted(left), said=str(error))
+        except OrcaError as error:
+            hands.log.warning("machines not deleted yet", stack=stack, said=str(error))
+            left |= {name for name in names if name in owned}
+    return left
+
+
+def _delete_lost_by_state(row: Mapping[str, Any], hands: MachineHands) -> bool:
+    """Delete a machine whose row lives and which the state has lost; gives whether it is gone."""
+    provider = hands.providers.get(row["provider"])
+    if provider is None:
+        return False
+    try:
+        machine = provider.get(row["name"], row["location"])
+        if machine is not None and machine.uid == row["uid"]:
+            provider.delete(machine)
+    except OrcaError as error:
+        hands.log.warning("machine not deleted yet", machine=row["name"], said=str(error))
+        return False
+    return True
+
+
+def _destroy_owned(actions: list[DestroyOwned], hands: MachineHands) -> int:
+    by_pool: dict[str, list[str]] = {}
+    for action in actions:
+        by_pool.setdefault(action.pool, []).append(action.name)
+    done = 0
+    for pool, names in by_pool.items():
+        hands.verify()
+        done += len(names) - len(_destroy_names(pool, names, hands))
+        hands.log.info("owned by no row", pool=pool, machines=names)
+    return done
+
+
+def _delete_stray(action: DeleteStray, hands: MachineHands) -> int:
+    hands.verify()
+    try:
+        hands.providers[action.provider].delete(action.machine)
+    except OrcaError as error:
+        hands.log.warning("stray not deleted yet", machine=action.machine.name, said=str(error))
+        return 0
+    hands.log.warning("stray deleted", machine=action.machine.name, uid=action.machine.uid, why=action.why)
+    return 1
+
+
+def _save_console(removal: Remove, hands: MachineHands) -> None:
+    """Keep what a machine that never came up said; failing to is no reason to keep paying for it."""
+    try:
+        with hands.database.snapshot() as transaction:
+            row = transaction.dicts(SQL["machines_named"], {"names": [removal.name]})[0]
+        said = hands.providers[row["provider"]].console(removal.name, row["location"])
+        hands.logs.mkdir(parents=True, exist_ok=True)
+        path = hands.logs / f"{removal.name}.console.log"
+        path.write_text(said, encoding="utf-8")
+        hands.log.info("console saved", machine=removal.name, path=str(path))
+    except (OrcaError, OSError, IndexError) as error:
+        hands.log.warning("console not saved", machine=removal.name, said=str(error))
+
+
+def _pools_ever(hands: MachineHands) -> list[str]:
+    with hands.database.snapshot() as transaction:
+        return [*hands.pools, *(row["pool"] for row in transaction.dicts(SQL["progress"]))]
+
+
+def _urn(stack: str, resource_type: str, name: str) -> str:
+    return f"urn:pulumi:{stack}::{PROJECT}::{resource_type}::{name}"

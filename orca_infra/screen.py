@@ -1,0 +1,150 @@
+"""Tables for people; the only importer of rich. Colours appear on a terminal only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from orca_infra.machines.model import (
+    Action,
+    DeleteStray,
+    DestroyOwned,
+    EndInterrupted,
+    Make,
+    Plan,
+    Remove,
+    Snapshot,
+)
+
+_STATE_STYLES = {"making": "cyan", "booting": "cyan", "busy": "green", "idle": "yellow", "removing": "red"}
+
+
+def console() -> Console:
+    return Console(highlight=False)
+
+
+def status_tables(status: Mapping[str, Any]) -> RenderableType:
+    """Pools and machines as two tables, and a line of runs."""
+    now = status["now"]
+    parts: list[RenderableType] = [_pool_table(status["pools"], status["machines"], now)]
+    if status["machines"]:
+        parts.append(_machine_table(status["machines"], now))
+    runs = ", ".join(f"{count} {state}" for state, count in status["runs"].items())
+    parts.append(Text(f"runs: {runs or 'none'}"))
+    return Group(*parts)
+
+
+def status_for_people(status: Mapping[str, Any]) -> None:
+    out = console()
+    now = status["now"]
+    out.print(Text(f"stack {status['stack']} (id {status['id']})"))
+    out.print(status_tables(status))
+    for pool in status["pools"]:
+        for offer in pool["refused"]:
+            times = f"{offer['times']} times" if offer["times"] > 1 else "once"
+            out.print(
+                Text(
+                    f"{pool['pool']}: {offer['type']} in {offer['location']}: {offer['class']}, {times} since {offer['since']}"
+                )
+            )
+    if status["ended"]:
+        table = Table("ended", "type", "location", "ago", "reason", box=None, pad_edge=False)
+        for row in status["ended"]:
+            table.add_row(
+                _text(row["name"]), _text(row["type"]), _text(row["location"]), ago(row["ended_at"], now), row["reason"]
+            )
+        out.print(table)
+
+
+def plan_for_people(plan: Plan, snapshot: Snapshot) -> None:
+    out = console()
+    for report in plan.reports:
+        more = f" (next try in {_seconds(report.next_try_at, snapshot.now)})" if report.next_try_at else ""
+        out.print(Text(f"pool {report.pool}: demand {report.demand}: {report.message}{more}"))
+    for action in plan.actions:
+        out.print(Text(f"  {describe(action)}"))
+    for stray in plan.strays_held:
+        out.print(Text(f"  held, since there are so many: stray {stray.name} in {stray.location}"))
+    for provider, why in snapshot.unreadable.items():
+        out.print(Text(f"provider {provider}: {why}"))
+    if not plan.actions:
+        out.print(Text("nothing to do"))
+
+
+def plan_for_programs(plan: Plan) -> dict[str, Any]:
+    """The plan as JSON has it; each action says its kind."""
+    return {
+        "actions": [{"kind": type(action).__name__, **asdict(action)} for action in plan.actions],
+        "reports": [asdict(report) for report in plan.reports],
+        "next_due_at": plan.next_due_at,
+        "strays_held": [asdict(stray) for stray in plan.strays_held],
+    }
+
+
+def describe(action: Action) -> str:
+    """One line: what is done, and why."""
+    match action:
+        case Make():
+            offers = ", ".join(f"{c.type} in {c.location}" for c in action.candidates)
+            machines = "machine" if action.count == 1 else "machines"
+            return f"make {action.count} {machines} for {action.pool}: {action.why}; tried in turn: {offers}"
+        case Remove():
+            idle = ", if it is still idle then" if action.only_idle else ""
+            return f"remove {action.name} ({action.reason}){idle}: {action.why}"
+        case EndInterrupted():
+            return f"end {action.name}: {action.why}"
+        case DestroyOwned():
+            return f"destroy {action.name}: {action.why}"
+        case DeleteStray():
+            return f"delete stray {action.machine.name} in {action.machine.location}: {action.why}"
+
+
+def ago(then: datetime | None, now: datetime) -> str:
+    if then is None:
+        return "-"
+    from orca_infra.quantity import duration_text
+
+    return duration_text(max(0.0, round((now - then).total_seconds())))
+
+
+def _pool_table(pools: list[dict[str, Any]], machines: list[dict[str, Any]], now: datetime) -> Table:
+    table = Table("pool", "demand", "machines", "now", "last try", box=None, pad_edge=False)
+    for pool in pools:
+        states = [machine["state"] for machine in machines if machine["pool"] == pool["pool"]]
+        counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "none"
+        message = pool["message"]
+        if pool["next_try_at"] and pool["next_try_at"] > now:
+            message += f" in {_seconds(pool['next_try_at'], now)}"
+        attempt = f"{pool['last_attempt']} ({ago(pool['tried_at'], now)} ago)" if pool["tried_at"] else "-"
+        table.add_row(_text(pool["pool"]), str(pool["demand"]), counted, _text(message), _text(attempt))
+    return table
+
+
+def _machine_table(machines: list[dict[str, Any]], now: datetime) -> Table:
+    table = Table("machine", "type", "location", "state", "runs", "age", "heard", box=None, pad_edge=False)
+    for machine in machines:
+        table.add_row(
+            _text(machine["name"]),
+            _text(machine["type"]),
+            _text(machine["location"]),
+            Text(machine["state"], style=_STATE_STYLES.get(machine["state"], "")),
+            f"{machine['running']}/{machine['slots']}",
+            ago(machine["created_at"], now),
+            f"{ago(machine['seen_at'], now)} ago" if machine["seen_at"] else "-",
+        )
+    return table
+
+
+def _text(value: str) -> Text:
+    """Names and messages come from outside: no markup, and no control characters for the terminal."""
+    return Text("".join(c if c.isprintable() else "?" for c in str(value)))
+
+
+def _seconds(then: datetime, now: datetime) -> str:
+    return f"{max(0, (then - now).total_seconds()):.0f} s"

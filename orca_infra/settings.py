@@ -1,0 +1,420 @@
+"""Environment variables: what each means, read once into a frozen `Settings`.
+
+`SETTINGS` is the one place that says of every variable its meaning, unit, default, why that default, and what unset
+does; the reference page is made from it. A variable that is set to nothing counts as unset, as Compose files write it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orca_infra.errors import SettingError
+from orca_infra.machines.model import Limits
+from orca_infra.quantity import duration_text, seconds_of
+
+if TYPE_CHECKING:
+    from orca_infra.config import Config
+
+_FAMILY = re.compile(r"[A-Za-z0-9_-]{1,40}")
+_COUNT = re.compile(r"[0-9]{1,6}")
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://.*", re.ASCII | re.DOTALL)
+_LEAST_KEY_BYTES = 16
+_HEARTBEATS_BEFORE_LOST = 3
+_LONGEST_SHOWN = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The settings of one process; `SETTINGS` says what each means. Durations are seconds, secrets not in the repr."""
+
+    stack: str
+    config_path: Path
+    db: str | None = field(repr=False)
+    home: Path
+    token_key: bytes | None = field(repr=False)
+    backend_url: str | None = field(repr=False)
+    passphrase_file: Path | None
+    scale_seconds: float
+    grow_after_seconds: float
+    try_seconds: float
+    boot_seconds: float
+    heartbeat_seconds: float
+    lost_seconds: float
+    lost_max: int
+    stray_grace_seconds: float
+    stray_max: int
+    engine_seconds: float
+    ended_row_seconds: float
+
+    def limits(self, config: Config) -> Limits:
+        """Put together what restrains every pool: the settings' part and the file's."""
+        return Limits(
+            try_seconds=self.try_seconds,
+            boot_seconds=self.boot_seconds,
+            lost_seconds=self.lost_seconds,
+            stray_grace_seconds=self.stray_grace_seconds,
+            stray_max=self.stray_max,
+            lost_max=self.lost_max,
+            max_machines_total=config.max_machines_total,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One environment variable.
+
+    Attributes:
+        name: of the variable.
+        field: of `Settings`.
+        meaning: what it decides; a sentence.
+        unit: how its value is written.
+        default: what unset means, written as a value would be; None when there is no value for it.
+        why: why that default.
+        unset: what happens when it is not set.
+        read: turns the text into the value; its ValueError completes "NAME ...".
+        secret: the value is never shown.
+
+    """
+
+    name: str
+    field: str
+    meaning: str
+    unit: str
+    default: str | None
+    why: str
+    unset: str
+    read: Callable[[str], object]
+    secret: bool = False
+
+
+# How values are read: each ValueError is a sentence without its subject.
+
+
+def _read_family(text: str) -> str:
+    if not _FAMILY.fullmatch(text):
+        raise ValueError('must be 1 to 40 letters, digits, "-" or "_"; a dot would split the names of its stacks')
+    return text
+
+
+def _read_seconds(text: str) -> float:
+    seconds = seconds_of(text)
+    if seconds == 0:
+        raise ValueError("must be more than 0")
+    return seconds
+
+
+def _read_count(text: str) -> int:
+    if not _COUNT.fullmatch(text.strip()):
+        raise ValueError("must be a whole number from 0 to 999999")
+    return int(text)
+
+
+def _read_path(text: str) -> Path:
+    path = Path(text)
+    # A shell would have replaced ~; a Compose file or a systemd unit does not.
+    return path.expanduser() if path.parts[:1] == ("~",) else path
+
+
+def _read_key(text: str) -> bytes:
+    key = os.fsencode(text)  # the very bytes of the environment, whatever their encoding
+    if len(key) < _LEAST_KEY_BYTES:
+        raise ValueError(f"must have at least {_LEAST_KEY_BYTES} bytes; `openssl rand -hex 32` makes a good one")
+    return key
+
+
+def _read_conninfo(text: str) -> str:
+    if not text.strip():
+        raise ValueError("must be a connection URL such as postgresql://user:password@host:5432/orca")
+    return text
+
+
+def _read_url(text: str) -> str:
+    if not _URL.fullmatch(text):
+        raise ValueError("must be a URL such as postgres://…, file://…, s3://… or gs://…")
+    return text
+
+
+def _seconds(name: str, field: str, default: str, *, meaning: str, why: str) -> Setting:
+    unit = "seconds, or text such as 10m"
+    unset = f"{duration_text(seconds_of(default))}."
+    return Setting(
+        name=name, field=field, meaning=meaning, unit=unit, default=default, why=why, unset=unset, read=_read_seconds
+    )
+
+
+def _count(name: str, field: str, default: str, *, meaning: str, why: str) -> Setting:
+    unit = "whole number from 0"
+    return Setting(
+        name=name,
+        field=field,
+        meaning=meaning,
+        unit=unit,
+        default=default,
+        why=why,
+        unset=f"{default}.",
+        read=_read_count,
+    )
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        name="ORCA_STACK",
+        field="stack",
+        meaning="The stack family: its base stack has this name, and derived stacks begin with it and a dot.",
+        unit='1 to 40 letters, digits, "-" or "_"',
+        default="dev",
+        why="A trial on one's own machine needs no choice; anything shared should be named.",
+        unset="dev.",
+        read=_read_family,
+    ),
+    Setting(
+        name="ORCA_CONFIG",
+        field="config_path",
+        meaning="The file that declares the pools.",
+        unit="path",
+        default="orca.toml",
+        why="It stands in the checkout's root, where commands are run.",
+        unset="orca.toml in the current folder.",
+        read=_read_path,
+    ),
+    Setting(
+        name="ORCA_DB",
+        field="db",
+        meaning="How to reach Postgres, where orca keeps its runs and orca-infra its rows and state.",
+        unit="connection URL or conninfo",
+        default=None,
+        why="A trial needs no database of its own.",
+        unset="The embedded Postgres in ORCA_HOME is started and used.",
+        read=_read_conninfo,
+        secret=True,
+    ),
+    Setting(
+        name="ORCA_HOME",
+        field="home",
+        meaning="The folder for the embedded database, the passphrase, the token key and the local cloud.",
+        unit="path",
+        default=None,
+        why="It is where programs keep a user's data (XDG base directories); one folder for each stack family.",
+        unset="$XDG_DATA_HOME/orca-infra/<stack>, or ~/.local/share/orca-infra/<stack>.",
+        read=_read_path,
+    ),
+    Setting(
+        name="ORCA_TOKEN_KEY",
+        field="token_key",
+        meaning="The key from which each machine's token is made. A new key reaches only later machines.",
+        unit="text of at least 16 bytes",
+        default=None,
+        why="A key that everybody knows would be none.",
+        unset="Made once beside the embedded database; refused with a database of one's own.",
+        read=_read_key,
+        secret=True,
+    ),
+    Setting(
+        name="PULUMI_BACKEND_URL",
+        field="backend_url",
+        meaning="Where the engine keeps its state.",
+        unit="URL, as Pulumi takes it",
+        default=None,
+        why="State and rows then share one backup and one fate.",
+        unset="Beside the database.",
+        read=_read_url,
+        secret=True,  # a postgres:// URL holds a password
+    ),
+    Setting(
+        name="PULUMI_CONFIG_PASSPHRASE_FILE",
+        field="passphrase_file",
+        meaning="The file with the passphrase that encrypts secrets in the engine's state.",
+        unit="path",
+        default=None,
+        why="A passphrase that everybody knows would be none.",
+        unset="Made once beside the embedded database; refused with a database of one's own.",
+        read=_read_path,
+    ),
+    _seconds(
+        "ORCA_POOL_SCALE_SECONDS",
+        "scale_seconds",
+        "15",
+        meaning="How long after one pass over the pools the next is made, when nothing hastens it.",
+        why="Well under the time that a machine takes to boot, and cheap when nothing is to be done.",
+    ),
+    Setting(
+        name="ORCA_POOL_GROW_AFTER",
+        field="grow_after_seconds",
+        meaning="How long a run must have been queued before a machine is made for it.",
+        unit="seconds, or text such as 10m; 0 for at once",
+        default="20",
+        why="A worker that is about to be free takes the run sooner than a new machine could.",
+        unset="20 s.",
+        read=seconds_of,
+    ),
+    _seconds(
+        "ORCA_POOL_TRY_SECONDS",
+        "try_seconds",
+        "60",
+        meaning="A pool makes at most one try to get machines in this time.",
+        why="Providers that lack capacity lack it for minutes, and count requests.",
+    ),
+    _seconds(
+        "ORCA_POOL_BOOT_SECONDS",
+        "boot_seconds",
+        "900",
+        meaning="A machine whose worker has not shown up in this time is removed.",
+        why="Pulling a large image on a slow type takes minutes; a quarter of an hour is no boot any more.",
+    ),
+    _seconds(
+        "ORCA_HEARTBEAT_SECONDS",
+        "heartbeat_seconds",
+        "10",
+        meaning="How often a worker says that it is alive.",
+        why="orca's own default; it has to be what the workers use.",
+    ),
+    _seconds(
+        "ORCA_POOL_LOST_SECONDS",
+        "lost_seconds",
+        "300",
+        meaning="A worker that was silent for this long is lost: its machine is removed, its runs are queued again. "
+        "At least three times ORCA_HEARTBEAT_SECONDS.",
+        why="Longer than a restart of the database or a short loss of network; a run that is begun again costs more.",
+    ),
+    _count(
+        "ORCA_POOL_LOST_MAX",
+        "lost_max",
+        "3",
+        meaning="How many machines one pass may remove for their workers' silence.",
+        why="Many falling silent at once is more likely a fault of what they talk to than of each.",
+    ),
+    _seconds(
+        "ORCA_STRAY_GRACE_SECONDS",
+        "stray_grace_seconds",
+        "60",
+        meaning="How old an object has to be before it can be called a stray, or a machine vanished.",
+        why="Lists of a cloud lag behind what was made by seconds.",
+    ),
+    _count(
+        "ORCA_STRAY_MAX",
+        "stray_max",
+        "20",
+        meaning="More strays than this at once are taken for a mistake: none is deleted and an operator is asked.",
+        why="What a crash leaves is few; many strays mean that rows or state were lost.",
+    ),
+    _seconds(
+        "ORCA_ENGINE_SECONDS",
+        "engine_seconds",
+        "900",
+        meaning="The deadline of one operation of the engine, after which it is interrupted.",
+        why="Longer than any create that still succeeds; a hung provider must not hold a stack's lock for ever.",
+    ),
+    _seconds(
+        "ORCA_ENDED_ROW_SECONDS",
+        "ended_row_seconds",
+        "30d",
+        meaning="How long the rows of what has ended are kept.",
+        why="A month answers what happened and what it cost; the tables stay small.",
+    ),
+)
+
+
+def read_settings(environ: Mapping[str, str]) -> Settings:
+    """Read every setting from the environment.
+
+    What only some commands need (a token key or a passphrase, with a database of one's own) is not refused here but
+    where it is needed.
+
+    Raises:
+        SettingError: one line for each variable that cannot be used; the caller shows the message alone.
+
+    """
+    values: dict[str, object] = {}
+    wrong: list[str] = []
+    for setting in SETTINGS:
+        text = environ.get(setting.name) or setting.default
+        try:
+            values[setting.field] = None if text is None else setting.read(text)
+        except (ValueError, RuntimeError) as error:  # RuntimeError: no home folder is known for ~
+            wrong.append(_sentence(setting, text or "", error))
+    if not wrong:
+        wrong += _wrong_together(values)
+    if not wrong and values["home"] is None:
+        try:
+            values["home"] = _default_home(environ, str(values["stack"]))
+        except RuntimeError:
+            wrong.append("ORCA_HOME is not set and no home folder is known; set ORCA_HOME to a folder for its data")
+    if wrong:
+        raise SettingError("\n".join(wrong))
+    return Settings(**values)  # type: ignore[arg-type]  # the test of SETTINGS checks each field's type
+
+
+def _sentence(setting: Setting, text: str, error: Exception) -> str:
+    if setting.secret:
+        return f"{setting.name} {error} (its value is secret and not shown)"
+    shown = text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "…"
+    return f"{setting.name}={ascii(shown)[1:-1] if not shown.isprintable() else shown}: {error}"
+
+
+def _wrong_together(values: Mapping[str, object]) -> list[str]:
+    lost, heartbeat = values["lost_seconds"], values["heartbeat_seconds"]
+    assert isinstance(lost, float)
+    assert isinstance(heartbeat, float)
+    least = _HEARTBEATS_BEFORE_LOST * heartbeat
+    if lost >= least:
+        return []
+    return [
+        (
+            f"ORCA_POOL_LOST_SECONDS={lost:g}: must be at least three heartbeats, {least:g} seconds with "
+            f"ORCA_HEARTBEAT_SECONDS={heartbeat:g}; a worker would be lost for one late heartbeat"
+        )
+    ]
+
+
+def _default_home(environ: Mapping[str, str], stack: str) -> Path:
+    data = environ.get("XDG_DATA_HOME", "")
+    if data.startswith("/"):  # the specification has others ignored
+        return Path(data) / "orca-infra" / stack
+    home = environ.get("HOME")
+    return (Path(home) if home else Path.home()) / ".local" / "share" / "orca-infra" / stack
+
+
+def unknown_settings(environ: Mapping[str, str]) -> list[str]:
+    """Say which variables look like a misspelt setting: a sentence for each, to be logged as a warning.
+
+    Other parts of orca have `ORCA_` variables of their own, so only what is a slip or two away from a setting's name,
+    or differs from it by the ending `_SECONDS`, is named.
+    """
+    known = [setting.name for setting in SETTINGS]
+    sentences = []
+    for name in sorted(environ):
+        if not name.upper().startswith("ORCA_") or name in known:
+            continue
+        near = next((other for other in known if _is_slip(name.upper(), other)), None)
+        if near:
+            sentences.append(f"{name} is not a setting and has no effect; did you mean {near}?")
+    return sentences
+
+
+def _is_slip(name: str, known: str) -> bool:
+    if name == known:  # in lower case
+        return True
+    if name.count("_") > 1 and name.removesuffix("_SECONDS") == known.removesuffix("_SECONDS"):
+        return True
+    most = 2 if len(known) > len("ORCA_CONFIG") else 1
+    return abs(len(name) - len(known)) <= most and _slips(name, known) <= most
+
+
+def _slips(one: str, other: str) -> int:
+    """Count the letters to add, leave out, change or swap with the next (optimal string alignment)."""
+    before: list[int] = []
+    last = list(range(len(other) + 1))
+    for row, letter in enumerate(one, 1):
+        now = [row]
+        for column, wanted in enumerate(other, 1):
+            cost = min(last[column] + 1, now[-1] + 1, last[column - 1] + (letter != wanted))
+            if before and column > 1 and letter == other[column - 2] and one[row - 2] == wanted:
+                cost = min(cost, before[column - 2] + 1)
+            now.append(cost)
+        before, last = last, now
+    return last[-1]

@@ -1,0 +1,117 @@
+"""Run the pulumi program: in a session of its own, with a deadline, and with a clean end.
+
+The SDK's own runner has neither a deadline nor a handle, and leaves plugins behind when it is stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from orca_infra.errors import OutcomeUnknown, SetupError
+from orca_infra.process import ProcessId, end_session
+
+#: How long an interrupted engine may take to write its state before its session is killed.
+INTERRUPT_GRACE_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """What a command came to. `cut_short` says why it was ended from here, or is empty."""
+
+    code: int
+    stdout: str
+    stderr: str
+    cut_short: str = ""
+
+
+class PulumiCommand:
+    """The pulumi program with one environment; any number of threads may run it at the same time."""
+
+    def __init__(self, program: Path, environment: Mapping[str, str]) -> None:
+        self._program = program
+        self._environment = dict(environment)
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[str]] = set()
+        self._stopping = False
+
+    def run(
+        self,
+        arguments: list[str],
+        folder: Path,
+        *,
+        deadline_seconds: float,
+        on_start: Callable[[ProcessId], None] | None = None,
+        stdin: str | None = None,
+    ) -> Completed:
+        """Run to the end, or until the deadline or `interrupt`.
+
+        `on_start` is told the process before it is waited for; if it raises, the process is ended and the error goes on.
+        Raises OutcomeUnknown when the command was cut short, SetupError when it cannot be started.
+        """
+        process = self._start(arguments, folder, stdin is not None)
+        identity = ProcessId.of(process.pid)
+        try:
+            if on_start is not None:
+                on_start(identity)
+            stdout, stderr = process.communicate(stdin, timeout=deadline_seconds)
+        except subprocess.TimeoutExpired:
+            stdout, stderr = self._interrupt_and_wait(process)
+            raise OutcomeUnknown(f"the engine was ended after its deadline of {deadline_seconds:g} s") from None
+        finally:
+            # Whatever happened, nothing of this session stays: plugins do not always notice that their engine is gone.
+            end_session(identity, 0.5)
+            process.wait()
+            with self._lock:
+                self._running.discard(process)
+        if process.returncode < 0:
+            raise OutcomeUnknown(f"the engine was ended by signal {-process.returncode}")
+        return Completed(code=process.returncode, stdout=stdout, stderr=stderr)
+
+    def interrupt(self) -> None:
+        """Ask every running command once to stop after the step it is at, and start no more."""
+        with self._lock:
+            self._stopping = True
+            for process in self._running:
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGINT)
+
+    def _start(self, arguments: list[str], folder: Path, with_input: bool) -> subprocess.Popen[str]:
+        command = [str(self._program), "--non-interactive", *arguments]
+        guard = shutil.which("setpriv")
+        if guard:
+            # An engine must not go on alone when the loop was killed: interrupted, it still writes its state.
+            command = [guard, "--pdeathsig", "INT", *command]
+        with self._lock:
+            if self._stopping:
+                raise OutcomeUnknown("the engine was not started: this process is stopping")
+            try:
+                process = subprocess.Popen(
+                    command,
+                    cwd=folder,
+                    env=self._environment,
+                    stdin=subprocess.PIPE if with_input else subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    encoding="utf-8",
+                    errors="replace",
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise SetupError(f"pulumi could not be started from {self._program}: {error.strerror}") from error
+            self._running.add(process)
+        return process
+
+    @staticmethod
+    def _interrupt_and_wait(process: subprocess.Popen[str]) -> tuple[str, str]:
+        process.send_signal(signal.SIGINT)
+        try:
+            return process.communicate(timeout=INTERRUPT_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "", ""

@@ -1,0 +1,274 @@
+"""The engine: up, destroy, refresh, preview, what a stack owns, and drop. The only user of Pulumi's Automation API.
+
+Each operation is one call of the pulumi program: the SDK's `Stack.up` makes four (about 0.2 s each), and its runner
+has no deadline. Of the SDK, the language server for inline programs is used.
+
+Every stack gets a work folder of its own under `folder`; the engine's home, with its logs, is there too, so that all
+that is written besides the state is in one bounded place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent import futures
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orca_infra.errors import SetupError
+from orca_infra.process import ProcessId
+from orca_infra.stack.command import Completed, PulumiCommand
+from orca_infra.stack.outcome import Events, ResourceChange, StackMissing, raise_for, read_events
+from orca_infra.stack.tools import require_tool, search_path
+
+PROJECT = "orca-infra"
+#: One CLI call that only reads or writes the state.
+STATE_SECONDS = 60.0
+_NO_EVENTS = Events((), (), ())
+
+Program = Callable[[], None]
+OnStart = Callable[[ProcessId], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnedResource:
+    """A resource as a stack's state holds it. `outputs` has secrets as ciphertext."""
+
+    urn: str
+    type: str
+    id: str
+    outputs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.urn.rpartition("::")[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackState:
+    """What a stack's state holds; `pending` are the URNs of operations that were begun and never ended."""
+
+    resources: tuple[OwnedResource, ...] = ()
+    pending: tuple[str, ...] = ()
+    outputs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Where the engine keeps its state and its secrets' key.
+
+    Attributes:
+        backend_url: `file://`, `postgres://` or a bucket's URL; may hold a password, so it goes by environment only.
+        passphrase_file: protects the secrets in the state.
+        folder: private to this process's engine operations.
+
+    """
+
+    backend_url: str = field(repr=False)
+    passphrase_file: Path
+    folder: Path
+
+
+def engine_environment(config: EngineConfig) -> dict[str, str]:
+    """The environment that makes a pulumi program use this state and never the network for itself.
+
+    A person's shell gets the same (`orca-infra env`), so that a CLI and the loop never mean two different states.
+    """
+    return {
+        "PULUMI_BACKEND_URL": config.backend_url,
+        "PULUMI_CONFIG_PASSPHRASE_FILE": str(config.passphrase_file),
+        # A fresh work folder has no salt of its own: the state's secrets manager is used.
+        "PULUMI_FALLBACK_TO_STATE_SECRETS_MANAGER": "true",
+        "PULUMI_DIY_BACKEND_DISABLE_CHECKPOINT_BACKUPS": "true",
+        "PULUMI_SKIP_UPDATE_CHECK": "true",
+        "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
+        "PATH": search_path(),
+    }
+
+
+class Engine:
+    """Runs operations on stacks; any number of threads may, on different stacks.
+
+    Every operation raises, besides what it names: StackLocked, EngineFailed, OutcomeUnknown, Transient, SetupError.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._folder = config.folder
+        self._home = config.folder / "home"
+        self._make_home()
+        environment = {
+            **os.environ,
+            **engine_environment(config),
+            "PULUMI_HOME": str(self._home),
+            "PULUMI_AUTOMATION_API": "true",
+            "PULUMI_DEBUG_COMMANDS": "true",  # or there is no --event-log
+            "PULUMI_LOG_ROTATION_MAX_TOTAL_MB": "20",
+        }
+        # The file is the one source; a passphrase in this process's environment would win over it.
+        environment.pop("PULUMI_CONFIG_PASSPHRASE", None)
+        self._command = PulumiCommand(require_tool("pulumi"), environment)
+
+    def up(
+        self, stack: str, program: Program, *, targets: tuple[str, ...], deadline_seconds: float, on_start: OnStart
+    ) -> tuple[ResourceChange, ...]:
+        """Make what `program` declares, for `targets` (URNs) alone when there are any; makes the stack when missing."""
+        arguments = ["up", "--yes", "--skip-preview", *_targets(targets)]
+        with _language_server(program) as address:
+            try:
+                return self._operate([*arguments, f"--client={address}"], stack, deadline_seconds, on_start)
+            except StackMissing:
+                self.init(stack)
+                return self._operate([*arguments, f"--client={address}"], stack, deadline_seconds, on_start)
+
+    def destroy(
+        self, stack: str, *, targets: tuple[str, ...], deadline_seconds: float, on_start: OnStart
+    ) -> tuple[ResourceChange, ...]:
+        """Remove `targets` (URNs); no program runs. A stack that does not exist owns nothing: nothing is done."""
+        arguments = ["destroy", "--yes", "--skip-preview", *_targets(targets)]
+        try:
+            return self._operate(arguments, stack, deadline_seconds, on_start)
+        except StackMissing:
+            return ()
+
+    def refresh(
+        self, stack: str, *, targets: tuple[str, ...], deadline_seconds: float, on_start: OnStart
+    ) -> tuple[ResourceChange, ...]:
+        """Bring the state of `targets` up to what their provider says."""
+        arguments = ["refresh", "--yes", "--skip-preview", *_targets(targets)]
+        return self._operate(arguments, stack, deadline_seconds, on_start)
+
+    def preview(self, stack: str, program: Program, *, deadline_seconds: float) -> tuple[ResourceChange, ...]:
+        """What an `up` would change; nothing is changed."""
+        with _language_server(program) as address:
+            return self._operate(["preview", f"--client={address}"], stack, deadline_seconds, None)
+
+    def init(self, stack: str) -> None:
+        """Make the stack in the backend; nothing happens when it is there."""
+        completed = self._run(["stack", "init", stack], stack)
+        if "already exists" not in completed.stderr:
+            raise_for(completed, _NO_EVENTS, f"stack init {stack}")
+
+    def state(self, stack: str) -> StackState:
+        """Read the stack's state; an absent stack owns nothing."""
+        exported = self._export(stack)
+        deployment = exported.get("deployment", {}) if exported else {}
+        resources = deployment.get("resources") or []
+        outputs = next((r.get("outputs") or {} for r in resources if r["type"] == "pulumi:pulumi:Stack"), {})
+        owned = tuple(
+            OwnedResource(urn=r["urn"], type=r["type"], id=r["id"], outputs=r.get("outputs") or {})
+            for r in resources
+            if r.get("custom") and r.get("id") and not r["type"].startswith("pulumi:")
+        )
+        pending = tuple(p["resource"]["urn"] for p in deployment.get("pending_operations") or [])
+        return StackState(resources=owned, pending=pending, outputs=outputs)
+
+    def clear_pending(self, stack: str) -> None:
+        """Forget operations that were begun and never ended. What they may have made is found by its labels."""
+        exported = self._export(stack)
+        if not exported or not exported.get("deployment", {}).get("pending_operations"):
+            return
+        exported["deployment"]["pending_operations"] = []
+        completed = self._run(["stack", "import", "--stack", stack], stack, stdin=json.dumps(exported))
+        raise_for(completed, _NO_EVENTS, f"stack import {stack}")
+
+    def drop(self, stack: str) -> None:
+        """Forget the stack with its history, whatever its state holds; no provider is asked."""
+        completed = self._run(["stack", "rm", "--yes", "--force", "--remove-backups", "--stack", stack], stack)
+        with contextlib.suppress(StackMissing):
+            raise_for(completed, _NO_EVENTS, f"stack rm {stack}")
+        shutil.rmtree(self._folder / "stacks" / stack, ignore_errors=True)
+
+    def interrupt(self) -> None:
+        """Ask what runs to stop after its current step, once, and start no more."""
+        self._command.interrupt()
+
+    def _operate(
+        self, arguments: list[str], stack: str, deadline_seconds: float, on_start: OnStart | None
+    ) -> tuple[ResourceChange, ...]:
+        with tempfile.NamedTemporaryFile(dir=self._stack_folder(stack), prefix="events-", suffix=".json") as log:
+            completed = self._run(
+                [*arguments, "--stack", stack, "--exec-kind", "auto.inline", "--event-log", log.name],
+                stack,
+                deadline_seconds=deadline_seconds,
+                on_start=on_start,
+            )
+            with open(log.name, encoding="utf-8", errors="replace") as lines:
+                events = read_events(lines)
+        raise_for(completed, events, f"{arguments[0]} {stack}")
+        return events.changes
+
+    def _export(self, stack: str) -> dict[str, Any]:
+        completed = self._run(["stack", "export", "--stack", stack], stack)
+        try:
+            raise_for(completed, _NO_EVENTS, f"stack export {stack}")
+        except StackMissing:
+            return {}
+        exported: dict[str, Any] = json.loads(completed.stdout)
+        return exported
+
+    def _run(
+        self,
+        arguments: list[str],
+        stack: str,
+        *,
+        deadline_seconds: float = STATE_SECONDS,
+        on_start: OnStart | None = None,
+        stdin: str | None = None,
+    ) -> Completed:
+        return self._command.run(
+            arguments, self._stack_folder(stack), deadline_seconds=deadline_seconds, on_start=on_start, stdin=stdin
+        )
+
+    def _stack_folder(self, stack: str) -> Path:
+        folder = self._folder / "stacks" / stack
+        project = folder / "Pulumi.yaml"
+        if not project.exists():
+            with _no_space_is_said(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                project.write_text(f"name: {PROJECT}\nruntime: python\n")
+        return folder
+
+    def _make_home(self) -> None:
+        with _no_space_is_said(self._home):
+            self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
+            plugins = Path(os.environ.get("PULUMI_HOME") or "~/.pulumi").expanduser() / "plugins"
+            link = self._home / "plugins"
+            if plugins.is_dir() and not link.exists():
+                link.symlink_to(plugins)
+
+
+def _targets(urns: tuple[str, ...]) -> list[str]:
+    return [argument for urn in urns for argument in ("--target", urn)]
+
+
+@contextlib.contextmanager
+def _no_space_is_said(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SetupError(f"the engine's work folder {folder} cannot be written: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def _language_server(program: Program) -> Iterator[str]:
+    """Serve `program` to the engine as an inline program; gives the address for --client."""
+    # Imported here: half a second, and only operations that run a program need it.
+    import grpc
+    from pulumi.automation._server import LanguageServer
+    from pulumi.runtime.proto import language_pb2_grpc
+
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=4, thread_name_prefix="program"))
+    language_pb2_grpc.add_LanguageRuntimeServicer_to_server(LanguageServer(program), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        stopped: threading.Event = server.stop(grace=0)
+        stopped.wait(5)

@@ -1,0 +1,171 @@
+"""Engine operations with a record: written down before, confirmed after, settled when their end is not known.
+
+What every stack owns is kept in Postgres (`orca.owned`), so that a pass in which nothing is to be made runs no engine.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from orca_infra.db.connection import Database, Transaction, load_queries
+from orca_infra.errors import Conflict, OrcaError, OutcomeUnknown, StackLocked
+from orca_infra.process import ProcessId, boot_id, is_alive
+from orca_infra.stack.engine import Engine, Program, StackState
+from orca_infra.stack.locks import break_lock, holder_is_dead
+from orca_infra.stack.outcome import ResourceChange
+
+_SQL = load_queries("engine")
+_MESSAGE_LIMIT = 2000
+_GONE = frozenset({"delete", "discard", "delete-replaced", "discard-replaced"})
+
+Result = TypeVar("Result")
+Changes = tuple[ResourceChange, ...]
+
+
+class RecordedEngine:
+    """The engine as the loop uses it. Raises what Engine raises, and NotLeader from `verify`.
+
+    `verify` is called before each engine start.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        database: Database,
+        *,
+        backend_url: str,
+        verify: Callable[[], None],
+        deadline_seconds: float,
+    ) -> None:
+        self._engine = engine
+        self._database = database
+        self._backend_url = backend_url
+        self._verify = verify
+        self._deadline_seconds = deadline_seconds
+
+    def up(self, stack: str, program: Program, *, targets: tuple[str, ...]) -> Changes:
+        """Make `targets` of what the program declares, and store what the stack owns now."""
+        return self._record(
+            "up",
+            stack,
+            targets,
+            lambda on_start: self._engine.up(
+                stack, program, targets=targets, deadline_seconds=self._deadline_seconds, on_start=on_start
+            ),
+        )
+
+    def destroy(self, stack: str, *, targets: tuple[str, ...]) -> Changes:
+        """Remove `targets` and store what the stack owns now."""
+        return self._record(
+            "destroy",
+            stack,
+            targets,
+            lambda on_start: self._engine.destroy(
+                stack, targets=targets, deadline_seconds=self._deadline_seconds, on_start=on_start
+            ),
+        )
+
+    def unsettled(self) -> list[str]:
+        """Stacks of which an operation's end is not known; `settle` each before deciding anything about it."""
+        with self._database.snapshot() as transaction:
+            return [row["stack"] for row in transaction.dicts(_SQL["unsettled_stacks"])]
+
+    def settle(self, stack: str) -> StackState:
+        """Learn from the state what the stack owns, forget pending operations, and store it.
+
+        Raises Conflict while the engine process of an earlier loop is still at work on the stack.
+        """
+        with self._database.snapshot() as transaction:
+            operations = transaction.dicts(_SQL["operations_of"], {"stack": stack})
+        for row in operations:
+            mine = row["host"] == socket.gethostname() and row["boot_id"] == boot_id() and row["pid"] is not None
+            if mine and not row["ended"] and is_alive(ProcessId(row["pid"], row["process_started"])):
+                raise Conflict(f"an engine operation (pid {row['pid']}) still runs on {stack}")
+        self._verify()
+        state = self._engine.state(stack)
+        if state.pending:
+            self._unlocked(stack, lambda: self._engine.clear_pending(stack))
+        with self._database.transaction() as transaction:
+            transaction.run(_SQL["disown_all"], {"stack": stack})
+            for resource in state.resources:
+                _own(
+                    transaction, stack, resource.urn, resource.type, resource.id, str(resource.outputs.get("uid") or "")
+                )
+            transaction.run(_SQL["settle_stack"], {"stack": stack})
+        return state
+
+    def prune(self, kept_seconds: float) -> None:
+        """Delete ended operations from the ledger after their time."""
+        with self._database.transaction() as transaction:
+            transaction.run(_SQL["prune_operations"], {"kept_seconds": kept_seconds})
+
+    def _record(
+        self, kind: str, stack: str, targets: tuple[str, ...], operate: Callable[[Callable[[ProcessId], None]], Changes]
+    ) -> Changes:
+        self._verify()
+        with self._database.transaction() as transaction:
+            operation = transaction.value(
+                _SQL["begin_operation"],
+                {
+                    "stack": stack,
+                    "kind": kind,
+                    "targets": list(targets),
+                    "host": socket.gethostname(),
+                    "boot_id": boot_id(),
+                },
+            )
+
+        def on_start(process: ProcessId) -> None:
+            with self._database.transaction() as transaction:
+                transaction.run(
+                    _SQL["operation_started"],
+                    {"id": operation, "pid": process.pid, "process_started": process.started},
+                )
+
+        try:
+            changes = self._unlocked(stack, lambda: operate(on_start))
+        except OrcaError as error:
+            self._end(operation, type(error).__name__, str(error))
+            raise
+        except BaseException as error:
+            self._end(operation, OutcomeUnknown.__name__, type(error).__name__)
+            raise
+        self._end(operation, "Done", "", lambda transaction: _store(transaction, stack, changes))
+        return changes
+
+    def _end(
+        self, operation: int, outcome: str, message: str, also: Callable[[Transaction], None] = lambda _: None
+    ) -> None:
+        with self._database.transaction() as transaction:
+            also(transaction)
+            transaction.run(
+                _SQL["end_operation"], {"id": operation, "outcome": outcome, "message": message[:_MESSAGE_LIMIT]}
+            )
+
+    def _unlocked(self, stack: str, operate: Callable[[], Result]) -> Result:
+        """Operate; if only locks of dead engines are in the way, break those and operate once more."""
+        try:
+            return operate()
+        except StackLocked as locked:
+            with self._database.snapshot() as transaction:
+                operations = transaction.dicts(_SQL["operations_of"], {"stack": stack})
+            if not locked.locks or not all(holder_is_dead(lock, operations) for lock in locked.locks):
+                raise
+            for lock in locked.locks:
+                break_lock(self._backend_url, lock)
+        return operate()
+
+
+def _store(transaction: Transaction, stack: str, changes: Iterable[ResourceChange]) -> None:
+    for change in changes:
+        if change.op in _GONE:
+            transaction.run(_SQL["disown"], {"stack": stack, "urn": change.urn})
+        elif change.id and not change.type.startswith("pulumi:"):
+            _own(transaction, stack, change.urn, change.type, change.id, str(change.outputs.get("uid") or ""))
+
+
+def _own(transaction: Transaction, stack: str, urn: str, type_: str, id_: str, uid: str) -> None:
+    name = urn.rpartition("::")[2]
+    transaction.run(_SQL["own"], {"stack": stack, "urn": urn, "type": type_, "name": name, "id": id_, "uid": uid})

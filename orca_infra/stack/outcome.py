@@ -1,0 +1,158 @@
+"""What an engine operation came to, read from its exit code, its words and its event log: one function each.
+
+The words are the engine's own (3.274); recorded samples of each are tests/unit/samples/engine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from orca_infra.errors import (
+    EngineFailed,
+    OrcaError,
+    OutcomeUnknown,
+    ResourceFailure,
+    SetupError,
+    StackLock,
+    StackLocked,
+    Transient,
+)
+from orca_infra.stack.command import Completed
+
+# Exit codes of the engine's own taxonomy (sdk/go/common/util/cmdutil/exit.go).
+STACK_NOT_FOUND = 6
+_CANCELLED = 8
+
+_LOCK = re.compile(
+    r"(?P<key>\.pulumi/locks/\S+?\.json)\S*: created by \S+?@(?P<host>\S+) \(pid (?P<pid>\d+)\)", re.MULTILINE
+)
+# What the engine adds to every failure and which says nothing of its cause.
+_NOISE = ("update failed", "destroy failed", "refresh failed", "preview failed", "Resource monitor has terminated")
+_TROUBLE: tuple[tuple[re.Pattern[str], Callable[[str], OrcaError]], ...] = (
+    (
+        re.compile(r"incorrect passphrase|passphrase must be set", re.IGNORECASE),
+        lambda text: SetupError(f"{text}; PULUMI_CONFIG_PASSPHRASE_FILE has to name the file this state was made with"),
+    ),
+    (
+        re.compile(
+            r"no resource plugin|could not (?:load|find) plugin|failed to load plugin|language plugin", re.IGNORECASE
+        ),
+        lambda text: SetupError(f"{text}; `orca-infra doctor` says what is missing and how to get it"),
+    ),
+    (
+        re.compile(
+            r"connection refused|no such host|the database system is|too many clients|i/o timeout", re.IGNORECASE
+        ),
+        lambda text: Transient(f"the engine could not reach its state or its provider: {text}"),
+    ),
+)
+
+
+class StackMissing(OrcaError):
+    """The stack does not exist in the backend yet; the caller makes it and tries again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceChange:
+    """One resource that an operation made, changed, read or deleted.
+
+    Attributes:
+        op: the engine's word: create, update, delete, same, refresh, replace, discard.
+        outputs: as the event log has them, secrets masked; empty for a deleted one.
+
+    """
+
+    op: str
+    urn: str
+    type: str
+    id: str
+    outputs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.urn.rpartition("::")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """The parts of an event log that matter here."""
+
+    changes: tuple[ResourceChange, ...]
+    failures: tuple[ResourceFailure, ...]
+    errors: tuple[str, ...]
+
+
+def read_events(lines: Iterable[str]) -> Events:
+    """Read an event log: one JSON object a line; the last may be cut off when the engine was killed."""
+    changes: list[ResourceChange] = []
+    failures: list[ResourceFailure] = []
+    errors: list[str] = []
+    for line in lines:
+        if '"debug"' in line:  # by far the most lines, and none of them is needed
+            continue
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if "resOutputsEvent" in event:
+            changes.append(_change(event["resOutputsEvent"]["metadata"]))
+        elif event.get("diagnosticEvent", {}).get("severity") == "error":
+            diagnostic = event["diagnosticEvent"]
+            message = _plain(diagnostic["message"])
+            if message.startswith(_NOISE):
+                continue
+            if diagnostic.get("urn") and "::pulumi:pulumi:Stack::" not in diagnostic["urn"]:
+                failures.append(ResourceFailure(urn=diagnostic["urn"], message=message))
+            else:
+                errors.append(message)
+    return Events(tuple(changes), tuple(failures), tuple(errors))
+
+
+def _change(metadata: dict[str, Any]) -> ResourceChange:
+    state = metadata.get("new") or metadata.get("old") or {}
+    return ResourceChange(
+        op=metadata["op"],
+        urn=metadata["urn"],
+        type=metadata["type"],
+        id=state.get("id", ""),
+        outputs=state.get("outputs") or {},
+    )
+
+
+def raise_for(completed: Completed, events: Events, what: str) -> None:
+    """Raise what a failed operation means; return when it succeeded.
+
+    Raises StackMissing, StackLocked, SetupError, Transient, OutcomeUnknown, or EngineFailed with each resource's failure.
+    """
+    if completed.code == 0:
+        return
+    text = _plain(completed.stderr) or _plain(completed.stdout)
+    if completed.code == STACK_NOT_FOUND:
+        raise StackMissing(f"{what}: {_last_line(text)}")
+    if "currently locked by" in text:
+        locks = tuple(StackLock(key=m["key"], host=m["host"], pid=int(m["pid"])) for m in _LOCK.finditer(text))
+        raise StackLocked(f"{what}: another operation holds the stack's lock", locks)
+    if completed.code == _CANCELLED:
+        raise OutcomeUnknown(f"{what}: cancelled")
+    if events.failures:
+        first = events.failures[0]
+        raise EngineFailed(f"{what}: {first.urn.rpartition('::')[2]}: {first.message}", events.failures)
+    said = events.errors[0] if events.errors else _last_line(text)
+    for pattern, error in _TROUBLE:
+        if pattern.search(said) or pattern.search(text):
+            raise error(f"{what}: {said}")
+    raise EngineFailed(f"{what}: {said}")
+
+
+def _plain(text: str) -> str:
+    """Without colour marks and without the blank ends."""
+    return re.sub(r"<\{%[^%]*%\}>|\x1b\[[0-9;]*m", "", text).strip()
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].removeprefix("error: ") if lines else "the engine gave no reason"

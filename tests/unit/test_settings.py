@@ -1,0 +1,226 @@
+import dataclasses
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+
+from orca_infra.config import Config
+from orca_infra.errors import SettingError
+from orca_infra.machines.model import Limits
+from orca_infra.machines.providers.local_config import LocalCloud
+from orca_infra.settings import SETTINGS, Settings, read_settings, unknown_settings
+
+HOME = {"HOME": "/home/jane"}
+KEY = "0123456789abcdef"
+EVERY = {
+    "ORCA_STACK": "prod",
+    "ORCA_CONFIG": "/etc/orca.toml",
+    "ORCA_DB": "postgresql://u:hidden@db/orca",
+    "ORCA_HOME": "/var/lib/orca",
+    "ORCA_TOKEN_KEY": KEY,
+    "PULUMI_BACKEND_URL": "postgres://u:hidden@db/state",
+    "PULUMI_CONFIG_PASSPHRASE_FILE": "/run/secrets/passphrase",
+    "ORCA_POOL_SCALE_SECONDS": "1",
+    "ORCA_POOL_GROW_AFTER": "0",
+    "ORCA_POOL_TRY_SECONDS": "2m",
+    "ORCA_POOL_BOOT_SECONDS": "1h",
+    "ORCA_HEARTBEAT_SECONDS": "5",
+    "ORCA_POOL_LOST_SECONDS": "15",
+    "ORCA_POOL_LOST_MAX": "0",
+    "ORCA_STRAY_GRACE_SECONDS": "90",
+    "ORCA_STRAY_MAX": "7",
+    "ORCA_ENGINE_SECONDS": "10m",
+    "ORCA_ENDED_ROW_SECONDS": "1d",
+}
+
+
+def refusal(environ: dict[str, str]) -> str:
+    with pytest.raises(SettingError) as caught:
+        read_settings({**HOME, **environ})
+    return str(caught.value)
+
+
+def test_an_empty_environment_gives_the_defaults() -> None:
+    assert read_settings(HOME) == Settings(
+        stack="dev",
+        config_path=Path("orca.toml"),
+        db=None,
+        home=Path("/home/jane/.local/share/orca-infra/dev"),
+        token_key=None,
+        backend_url=None,
+        passphrase_file=None,
+        scale_seconds=15,
+        grow_after_seconds=20,
+        try_seconds=60,
+        boot_seconds=900,
+        heartbeat_seconds=10,
+        lost_seconds=300,
+        lost_max=3,
+        stray_grace_seconds=60,
+        stray_max=20,
+        engine_seconds=900,
+        ended_row_seconds=30 * 86400,
+    )
+
+
+def test_every_setting_is_read_from_its_variable() -> None:
+    assert set(EVERY) == {setting.name for setting in SETTINGS}
+    assert read_settings(EVERY) == Settings(
+        stack="prod",
+        config_path=Path("/etc/orca.toml"),
+        db="postgresql://u:hidden@db/orca",
+        home=Path("/var/lib/orca"),
+        token_key=KEY.encode(),
+        backend_url="postgres://u:hidden@db/state",
+        passphrase_file=Path("/run/secrets/passphrase"),
+        scale_seconds=1,
+        grow_after_seconds=0,
+        try_seconds=120,
+        boot_seconds=3600,
+        heartbeat_seconds=5,
+        lost_seconds=15,
+        lost_max=0,
+        stray_grace_seconds=90,
+        stray_max=7,
+        engine_seconds=600,
+        ended_row_seconds=86400,
+    )
+
+
+def test_a_variable_set_to_nothing_counts_as_unset() -> None:
+    assert read_settings({**HOME, **dict.fromkeys(EVERY, "")}) == read_settings(HOME)
+
+
+def test_the_table_describes_each_field_once_with_a_value_of_its_type() -> None:
+    hints = get_type_hints(Settings, localns={"Config": Config})
+    assert [setting.field for setting in SETTINGS] == [field.name for field in dataclasses.fields(Settings)]
+    for setting in SETTINGS:
+        assert isinstance(setting.read(EVERY[setting.name]), hints[setting.field]), setting.name
+        assert all([setting.meaning, setting.unit, setting.why, setting.unset]), setting.name
+        assert setting.meaning.endswith(".")
+        assert setting.unset.endswith(".")
+
+
+def test_secrets_are_not_in_the_repr() -> None:
+    shown = repr(read_settings(EVERY))
+    assert "hidden" not in shown
+    assert KEY not in shown
+    secret = {setting.field for setting in SETTINGS if setting.secret}
+    assert secret == {field.name for field in dataclasses.fields(Settings) if not field.repr}
+
+
+@pytest.mark.parametrize(
+    ("environ", "home"),
+    [
+        ({"XDG_DATA_HOME": "/data", "ORCA_STACK": "prod"}, "/data/orca-infra/prod"),
+        ({"XDG_DATA_HOME": "relative"}, "/home/jane/.local/share/orca-infra/dev"),
+        ({"XDG_DATA_HOME": ""}, "/home/jane/.local/share/orca-infra/dev"),
+        ({"XDG_DATA_HOME": "/data", "ORCA_HOME": "/x"}, "/x"),
+    ],
+)
+def test_the_home_folder_follows_the_xdg_base_directories(environ: dict[str, str], home: str) -> None:
+    assert read_settings({**HOME, **environ}).home == Path(home)
+
+
+def test_a_tilde_that_no_shell_replaced_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/jane")
+    assert read_settings({"ORCA_HOME": "~/orca"}).home == Path("/home/jane/orca")
+    assert read_settings({"ORCA_HOME": "/x", "ORCA_CONFIG": "~me.toml"}).config_path == Path("~me.toml")
+
+
+@pytest.mark.parametrize("value", ["a.b", "a b", "a/b", "é", "x" * 41, "dev\n", "."])
+def test_a_stack_family_that_would_not_name_stacks_is_refused(value: str) -> None:
+    assert 'must be 1 to 40 letters, digits, "-" or "_"; a dot would split' in refusal({"ORCA_STACK": value})
+
+
+HOW = "write seconds (90) or text such as 45s, 10m, 1h30m, 2d or 500ms"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("ORCA_POOL_SCALE_SECONDS", "soon", f'ORCA_POOL_SCALE_SECONDS=soon: "soon" is not a duration; {HOW}'),
+        ("ORCA_POOL_SCALE_SECONDS", "0", "ORCA_POOL_SCALE_SECONDS=0: must be more than 0"),
+        ("ORCA_POOL_GROW_AFTER", "-1", f"ORCA_POOL_GROW_AFTER=-1: must not be negative; {HOW}"),
+        ("ORCA_STRAY_MAX", "-1", "ORCA_STRAY_MAX=-1: must be a whole number from 0 to 999999"),
+        ("ORCA_STRAY_MAX", "2.5", "ORCA_STRAY_MAX=2.5: must be a whole number from 0 to 999999"),
+        ("ORCA_STRAY_MAX", "٣", "ORCA_STRAY_MAX=٣: must be a whole number from 0 to 999999"),
+        ("ORCA_STRAY_MAX", "1\n\x1b", "ORCA_STRAY_MAX=1\\n\\x1b: must be a whole number from 0 to 999999"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_the_name_and_what_is_right(name: str, value: str, message: str) -> None:
+    assert refusal({name: value}) == message
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("ORCA_TOKEN_KEY", "hush", "ORCA_TOKEN_KEY must have at least 16 bytes"),
+        ("ORCA_DB", "  ", "ORCA_DB must be a connection URL"),
+        ("PULUMI_BACKEND_URL", "hush", "PULUMI_BACKEND_URL must be a URL such as"),
+    ],
+)
+def test_a_wrong_secret_is_refused_without_its_value(name: str, value: str, message: str) -> None:
+    text = refusal({name: value})
+    assert text.startswith(message)
+    assert text.endswith("(its value is secret and not shown)")
+    assert "hush" not in text
+
+
+def test_a_token_key_keeps_the_very_bytes_of_the_environment() -> None:
+    key = b"\xff" * 16
+    assert read_settings({**HOME, "ORCA_TOKEN_KEY": key.decode("utf-8", "surrogateescape")}).token_key == key
+
+
+def test_a_lost_time_under_three_heartbeats_is_refused() -> None:
+    assert refusal({"ORCA_POOL_LOST_SECONDS": "29"}) == (
+        "ORCA_POOL_LOST_SECONDS=29: must be at least three heartbeats, 30 seconds with "
+        "ORCA_HEARTBEAT_SECONDS=10; a worker would be lost for one late heartbeat"
+    )
+    assert read_settings({**HOME, "ORCA_POOL_LOST_SECONDS": "30"}).lost_seconds == 30
+
+
+def test_all_wrong_variables_are_reported_one_a_line() -> None:
+    lines = refusal({"ORCA_STACK": "a.b", "ORCA_STRAY_MAX": "x", "ORCA_TOKEN_KEY": "short"}).split("\n")
+    assert [line.replace("=", " ").split()[0] for line in lines] == ["ORCA_STACK", "ORCA_TOKEN_KEY", "ORCA_STRAY_MAX"]
+
+
+def test_limits_join_the_settings_and_the_file() -> None:
+    config = Config(pools=(), max_machines_total=9, local=LocalCloud())
+    assert read_settings(EVERY).limits(config) == Limits(
+        try_seconds=120,
+        boot_seconds=3600,
+        lost_seconds=15,
+        stray_grace_seconds=90,
+        stray_max=7,
+        lost_max=0,
+        max_machines_total=9,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("ORCA_STCAK", "ORCA_STACK"),
+        ("ORCA_STACKS", "ORCA_STACK"),
+        ("orca_stack", "ORCA_STACK"),
+        ("ORCA_POOL_TRY_SECOND", "ORCA_POOL_TRY_SECONDS"),
+        ("ORCA_POOL_TRY", "ORCA_POOL_TRY_SECONDS"),
+        ("ORCA_POOL_GROW_AFTER_SECONDS", "ORCA_POOL_GROW_AFTER"),
+        ("ORCA_POOL_BOTO_SECNDS", "ORCA_POOL_BOOT_SECONDS"),
+    ],
+)
+def test_a_misspelt_variable_is_named_with_the_right_one(name: str, near: str) -> None:
+    assert unknown_settings({name: "1"}) == [f"{name} is not a setting and has no effect; did you mean {near}?"]
+
+
+# Every other variable of docs and of orca itself: a warning about one of them would be wrong.
+@pytest.mark.parametrize(
+    "name",
+    ["ORCA_RUNNER", "ORCA_RUNTIMES_NAMESPACE", "ORCA_RUNS_NAMESPACE", "ORCA_POOL_IMAGE_SECONDS", "ORCA_RUN_DEADLINE"]
+    + ["ORCA_RUN_SECRET", "ORCA_RUN_ENV", "ORCA_DRIVER_CPU", "ORCA_HEAD_CPU", "ORCA_WORKER_CPU", "ORCA_POD_MEMORY"]
+    + ["ORCA_VCPU_BUDGET", "ORCA_LOGS", "ORCA_RUN_START_SECONDS", "ORCA_HOST", "ORCA_PORT", "ORCA_UI", "ORCA_TOKEN"]
+    + ["ORCA_ENGINE", "ORCA_URL", "HOME", "OTHER_STACK", *EVERY],
+)
+def test_variables_of_other_parts_are_left_alone(name: str) -> None:
+    assert unknown_settings({name: "1"}) == []
