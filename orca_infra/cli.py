@@ -137,7 +137,9 @@ def env() -> None:
     surroundings = _open()
     settings = surroundings.settings
     # The base's stack is made here, where the passphrase is known to be the right one, so that `pulumi up -s dev` finds it.
-    Engine(surroundings.engine).init(settings.stack)
+    engine = Engine(surroundings.engine)
+    engine.init(settings.stack)
+    _warn_of_foreign_salt(Path("stacks") / f"Pulumi.{settings.stack}.yaml", engine.salt(settings.stack))
     values = {
         **engine_environment(surroundings.engine),
         "ORCA_STACK": settings.stack,
@@ -149,6 +151,16 @@ def env() -> None:
     for name, value in values.items():
         print(f"export {name}={shlex.quote(value)}")
     surroundings.close()
+
+
+def _warn_of_foreign_salt(path: Path, salt: str) -> None:
+    """Say it when the stack's file was written for another state: pulumi would only say that the passphrase is wrong."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    if "encryptionsalt:" in text and salt not in text:
+        _say(
+            f"warning: {path} holds the salt of another state's passphrase: "
+            "remove its line encryptionsalt, or use the ORCA_HOME or PULUMI_CONFIG_PASSPHRASE_FILE that it belongs to"
+        )
 
 
 @app.command()

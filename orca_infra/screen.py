@@ -48,9 +48,10 @@ def status_for_people(status: Mapping[str, Any]) -> None:
     for pool in status["pools"]:
         for offer in pool["refused"]:
             times = f"{offer['times']} times" if offer["times"] > 1 else "once"
+            place = f"{offer['type']} in {offer['location']}"
             out.print(
-                Text(
-                    f"{pool['pool']}: {offer['type']} in {offer['location']}: {offer['class']}, {times} since {offer['since']}"
+                _text(
+                    f"{pool['pool']}: {place}: {offer['class']} {times} since {offer['since'][:19]}: {offer['message']}"
                 )
             )
     if status["ended"]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import re
 import tomllib
+from contextlib import suppress
 
 KeyPath = tuple[str | int, ...]
 """The way to a value: keys of tables and numbers (from 0) of array entries, such as `("pools", "gpu", "types", 0)`."""
@@ -33,10 +34,8 @@ def key_lines(text: str) -> dict[KeyPath, int]:
     A table has the line of its own header; one that is only implied has that of its first mention.
     """
     outline = _Outline(text.replace("\r\n", "\n"))
-    try:
+    with suppress(_LostError, RecursionError):
         outline.read()
-    except (_LostError, RecursionError):
-        pass
     return outline.lines
 
 

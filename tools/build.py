@@ -134,7 +134,7 @@ def version_of(program: Path) -> tuple[int, int] | None:
 
 def installed(tool: Tool) -> Path | None:
     """The program as somebody else installed it: on PATH or in its vendor's folder, and not too old."""
-    folders = [os.path.expandvars(os.path.expanduser(folder)) for folder in tool.vendor_folders]
+    folders = [str(Path(os.path.expandvars(folder)).expanduser()) for folder in tool.vendor_folders]
     for folder in [*os.environ.get("PATH", "").split(os.pathsep), *folders]:
         program = Path(folder or ".") / tool.name
         if "$" in folder or not os.access(program, os.X_OK) or program.resolve().is_relative_to(cache_folder()):

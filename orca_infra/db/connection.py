@@ -1,7 +1,8 @@
 """The database: connections, transactions, snapshots and named queries. The only importer of psycopg.
 
 (The worker that the local provider boots is a program of its own and has its own import.) Everything else that talks to
-Postgres does so through this module. No transaction is held open across a call to anything else: callers leave the `with` before they act.
+Postgres does so through this module. No transaction is held open across a call to anything else: callers leave the
+`with` before they act.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from orca_infra.db.connection import Database
-from orca_infra.errors import Conflict, EngineFailed, NoCapacity, OrcaError, OutcomeUnknown, StackLocked
+from orca_infra.errors import Conflict, EngineFailed, NoCapacity, NotLeader, OrcaError, OutcomeUnknown, StackLocked
 from orca_infra.log import Log
 from orca_infra.machines.decide import STACK_LABEL
 from orca_infra.machines.model import (
@@ -155,6 +155,7 @@ def _make(action: Make, snapshot: Snapshot, hands: MachineHands) -> int:
             failure = result.error
             attempts.append(f"{place}: {type(failure).__name__}: {failure}")
     searching = not made and failure is None
+    hands.verify()
     with hands.database.transaction() as transaction:
         transaction.run(
             SQL["tried"],
@@ -177,7 +178,9 @@ def _make_one(pool: Pool, candidate: Candidate, snapshot: Snapshot, hands: Machi
         name, declaration, token = _record(pool, candidate, snapshot, hands)
         try:
             uid = _up(pool, name, provider.resource_type, declaration, token, hands)
-        except (StackLocked, OutcomeUnknown) as unknown:
+        except NotLeader:
+            raise  # whoever leads now settles the operation
+        except OutcomeUnknown as unknown:
             # The row stays as it is: the next pass reads the state and confirms or ends it.
             return Made(name=name, error=unknown)
         except EngineFailed as failed:
@@ -193,9 +196,10 @@ def _make_one(pool: Pool, candidate: Candidate, snapshot: Snapshot, hands: Machi
                 "machine made", machine=name, pool=pool.name, type=candidate.type, location=candidate.location, uid=uid
             )
             return Made(name=name)
+        hands.verify()
         _end_failed(pool, candidate, name, error, hands)
-        if not isinstance(error, Conflict):
-            break
+        if isinstance(error, StackLocked) or not isinstance(error, Conflict):
+            break  # only a name that is taken is a reason for another
     return Made(error=error)
 
 
@@ -327,6 +331,8 @@ def _destroy_names(pool: str, names: list[str], hands: MachineHands) -> set[str]
             state = hands.engine.settle(stack)
             left |= {resource.name for resource in state.resources} & set(names)
             hands.log.warning("machines not deleted yet", stack=stack, left=sorted(left), said=str(error))
+        except NotLeader:
+            raise
         except OrcaError as error:
             hands.log.warning("machines not deleted yet", stack=stack, said=str(error))
             left |= {name for name in names if name in owned}

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from math import inf
 
 from orca_infra.machines.model import (
     Action,
@@ -27,38 +26,43 @@ from orca_infra.machines.model import (
     Progress,
     Reason,
     Remove,
-    SeenMachine,
     Snapshot,
 )
 
-#: The label that says which stack made a machine.
+#: The labels that say which stack made a machine, and for which pool.
 STACK_LABEL = "orca-stack"
+POOL_LABEL = "orca-pool"
 _NOTHING = Demand(aged=0, waiting=0)
 
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """The snapshot with what is asked of it again and again, worked out once."""
+    """The snapshot with what is asked of it again and again, worked out once.
+
+    `facts` are the machines of which the provider says that they are no capacity any more, whatever their workers said last.
+    """
 
     snapshot: Snapshot
     limits: Limits
     rows: Mapping[str, tuple[MachineRow, ...]]
     room: Mapping[str, int]
+    facts: Mapping[str, tuple[Reason, str]]
 
     @classmethod
     def of(cls, snapshot: Snapshot, limits: Limits) -> _View:
         rows: dict[str, list[MachineRow]] = {}
         for row in snapshot.machines:
             rows.setdefault(row.pool, []).append(row)
+        facts = _facts(snapshot, limits)
         room = {
             pool: sum(
                 max(0, row.slots - row.running)
                 for row in members
-                if row.revoked_at is None and _silence(row, snapshot) < limits.lost_seconds
+                if row.revoked_at is None and row.name not in facts and _silence(row, snapshot) < limits.lost_seconds
             )
             for pool, members in rows.items()
         }
-        return cls(snapshot, limits, {pool: tuple(members) for pool, members in rows.items()}, room)
+        return cls(snapshot, limits, {pool: tuple(members) for pool, members in rows.items()}, room, facts)
 
     def left(self, pool: str, *, aged: bool) -> int:
         """The runs that wait after the pool's workers took what they have room for; `aged`: only those that are due."""
@@ -73,7 +77,9 @@ def decide(snapshot: Snapshot, pools: Sequence[Pool], limits: Limits) -> Plan:
     """
     view = _View.of(snapshot, limits)
     by_pool = {pool.name: pool for pool in pools}
-    actions: list[Action] = [*_removals(view, by_pool), *_owned_by_no_row(snapshot)]
+    removals = _removals(view, by_pool)
+    leaving = frozenset(action.name for action in removals)
+    actions: list[Action] = [*removals, *_owned_by_no_row(snapshot, by_pool)]
     strays = _strays(snapshot, limits)
     held = tuple(stray.machine for stray in strays) if len(strays) > limits.stray_max else ()
     if not held:
@@ -83,7 +89,7 @@ def decide(snapshot: Snapshot, pools: Sequence[Pool], limits: Limits) -> Plan:
     total = limits.max_machines_total
     spare = None if total is None else total - len(snapshot.machines)
     for pool in pools:
-        report, make = _grow(pool, view, spare)
+        report, make = _grow(pool, view, spare, leaving)
         reports.append(report)
         if make is not None:
             actions.append(make)
@@ -92,20 +98,19 @@ def decide(snapshot: Snapshot, pools: Sequence[Pool], limits: Limits) -> Plan:
     return Plan(
         actions=tuple(actions),
         reports=tuple(reports),
-        next_due_at=_next_due(snapshot, reports),
+        next_due_at=_next_due(view, reports, leaving),
         strays_held=held,
     )
 
 
-def _removals(view: _View, by_pool: Mapping[str, Pool]) -> list[Action]:
+def _removals(view: _View, by_pool: Mapping[str, Pool]) -> list[Remove | EndInterrupted]:
     snapshot = view.snapshot
-    seen = {(provider, machine.name): machine for provider, machine in snapshot.seen}
-    actions: list[Action] = []
-    lost: list[Action] = []
+    actions: list[Remove | EndInterrupted] = []
+    lost: list[Remove | EndInterrupted] = []
     for row in snapshot.machines:
         if row.pool in snapshot.held or row.provider in snapshot.unreadable:
             continue
-        action = _judge(row, by_pool.get(row.pool), seen.get((row.provider, row.name)), view)
+        action = _judge(row, by_pool.get(row.pool), view)
         if isinstance(action, Remove) and action.reason is Reason.LOST and row.revoked_at is None:
             lost.append(action)
         elif action is not None:
@@ -114,21 +119,24 @@ def _removals(view: _View, by_pool: Mapping[str, Pool]) -> list[Action]:
     return actions + lost[: view.limits.lost_max]
 
 
-def _judge(row: MachineRow, pool: Pool | None, seen: SeenMachine | None, view: _View) -> Remove | EndInterrupted | None:
+def _judge(row: MachineRow, pool: Pool | None, view: _View) -> Remove | EndInterrupted | None:
     """What becomes of one machine; the reasons in the order in which they count."""
     now, limits = view.snapshot.now, view.limits
     if row.confirmed_at is None:
         return EndInterrupted(pool=row.pool, name=row.name, why="its creation was interrupted before it was confirmed")
     if row.revoked_at is not None:
-        reason = Reason(row.removal_reason or Reason.FAILED)
+        # A person may have revoked it with words of their own.
+        reason = next((reason for reason in Reason if reason == row.removal_reason), Reason.FAILED)
         return _remove(row, reason, "its removal has begun and is not finished")
-    fact = _gone_or_stopped(row, seen, view)
-    if fact is not None:
-        return _remove(row, *fact)
+    if row.name in view.facts:
+        return _remove(row, *view.facts[row.name])
     silence = _silence(row, view.snapshot)
-    if row.first_seen_at is None and _since(row.confirmed_at, now) >= limits.boot_seconds:
-        return _remove(row, Reason.BOOT_TIMEOUT, f"its worker did not show up within {limits.boot_seconds:g} s")
-    if row.first_seen_at is not None and silence >= limits.lost_seconds:
+    # What runs something was seen once, even if its worker's row was deleted since.
+    was_seen = row.first_seen_at is not None or row.running > 0
+    if not was_seen and _since(row.confirmed_at, now) >= limits.boot_seconds:
+        why = f"its worker did not show up within {limits.boot_seconds:g} s"
+        return _remove(row, Reason.BOOT_TIMEOUT, why, only_idle=True)
+    if was_seen and silence >= limits.lost_seconds:
         return _remove(row, Reason.LOST, f"its worker has been silent for {silence:.0f} s")
     if row.running:
         return None
@@ -146,49 +154,60 @@ def _remove(row: MachineRow, reason: Reason, why: str, *, only_idle: bool = Fals
     return Remove(pool=row.pool, name=row.name, reason=reason, only_idle=only_idle, why=why)
 
 
-def _gone_or_stopped(row: MachineRow, seen: SeenMachine | None, view: _View) -> tuple[Reason, str] | None:
-    if row.name in view.snapshot.gone:
-        # A young machine may not be shown yet: clouds' reads lag behind their writes.
-        if _since(row.created_at, view.snapshot.now) < view.limits.stray_grace_seconds:
-            return None
-        return Reason.VANISHED, "its provider says that there is no such machine"
-    if seen is None or seen.uid != row.uid:
-        return None
-    if seen.state is MachineState.PREEMPTED:
-        return Reason.PREEMPTED, "its provider preempted it"
-    if seen.state is MachineState.STOPPED:
-        return Reason.STOPPED, "its provider says that it is stopped"
-    return None
+def _facts(snapshot: Snapshot, limits: Limits) -> dict[str, tuple[Reason, str]]:
+    """By name, the machines of which their provider says that they are gone, stopped or preempted."""
+    seen = {(provider, machine.name): machine for provider, machine in snapshot.seen}
+    facts: dict[str, tuple[Reason, str]] = {}
+    for row in snapshot.machines:
+        machine = seen.get((row.provider, row.name))
+        if row.name in snapshot.gone:
+            # A young machine may not be shown yet: clouds' reads lag behind their writes.
+            if _since(row.created_at, snapshot.now) >= limits.stray_grace_seconds:
+                facts[row.name] = (Reason.VANISHED, "its provider says that there is no such machine")
+        elif machine is None or machine.uid != row.uid:
+            continue
+        elif machine.state is MachineState.PREEMPTED:
+            facts[row.name] = (Reason.PREEMPTED, "its provider preempted it")
+        elif machine.state is MachineState.STOPPED:
+            facts[row.name] = (Reason.STOPPED, "its provider says that it is stopped")
+    return facts
 
 
-def _owned_by_no_row(snapshot: Snapshot) -> list[DestroyOwned]:
+def _owned_by_no_row(snapshot: Snapshot, by_pool: Mapping[str, Pool]) -> list[DestroyOwned]:
     live = {row.name for row in snapshot.machines}
     return [
         DestroyOwned(pool=pool, name=name, why="its stack owns it and no row wants it")
         for pool, names in sorted(snapshot.owned.items())
-        if pool not in snapshot.held
+        if pool not in snapshot.held and not (pool in by_pool and by_pool[pool].provider in snapshot.unreadable)
         for name in sorted(names - live)
     ]
 
 
 def _strays(snapshot: Snapshot, limits: Limits) -> list[DeleteStray]:
-    """Machines with this stack's identity that nobody owns or wants, and that are past the grace."""
+    """Machines with this stack's identity that nobody owns or wants, and that are past the grace.
+
+    While a pool is held it is not known what its stack owns: only machines that are known to be of another pool are judged.
+    """
     known = {row.name for row in snapshot.machines}.union(*snapshot.owned.values())
+    judged = {*snapshot.owned, *snapshot.progress, *(row.pool for row in snapshot.machines)} - {*snapshot.held}
     return [
         DeleteStray(provider=provider, machine=machine, why="it carries this stack's identity and nobody owns it")
         for provider, machine in snapshot.seen
         if machine.labels.get(STACK_LABEL) == snapshot.stack_id
         and machine.name not in known
+        and provider not in snapshot.unreadable
+        and (not snapshot.held or machine.labels.get(POOL_LABEL) in judged)
         and _since(machine.created_at, snapshot.now) > limits.stray_grace_seconds
     ]
 
 
-def _grow(pool: Pool, view: _View, spare: int | None) -> tuple[PoolReport, Make | None]:
+def _grow(pool: Pool, view: _View, spare: int | None, leaving: frozenset[str]) -> tuple[PoolReport, Make | None]:
     """Whether this pool makes machines now, and the sentence that says why or why not."""
     demand = view.left(pool.name, aged=True)
     rows = view.rows.get(pool.name, ())
     progress = view.snapshot.progress.get(pool.name, Progress())
-    message = _why_not(pool, view, rows, demand, spare)
+    booting = sum(row.is_booting and row.name not in leaving for row in rows)
+    message = _why_not(pool, view, booting, spare)
     next_try_at = None
     if not message and progress.tried_at is not None:
         next_try_at = progress.tried_at + timedelta(seconds=view.limits.try_seconds)
@@ -201,39 +220,50 @@ def _grow(pool: Pool, view: _View, spare: int | None) -> tuple[PoolReport, Make 
             pool=pool.name, demand=demand, message=message, next_try_at=next_try_at, in_search=demand > 0
         )
         return report, None
-    room = min(pool.max_booting - sum(row.is_booting for row in rows), pool.max_machines - len(rows), demand)
+    # What boots already will take a run each.
+    room = min(pool.max_booting - booting, pool.max_machines - len(rows), demand - booting)
     count = room if spare is None else min(room, spare)
     make = _search(pool, progress, view.snapshot.now, count, f"{demand} run{'s wait' if demand > 1 else ' waits'}")
     return PoolReport(pool=pool.name, demand=demand, message=make.why, in_search=True), make
 
 
-def _why_not(pool: Pool, view: _View, rows: Sequence[MachineRow], demand: int, spare: int | None) -> str:
+def _why_not(pool: Pool, view: _View, booting: int, spare: int | None) -> str:
     """What keeps the pool from growing, or nothing."""
     snapshot = view.snapshot
-    booting = sum(row.is_booting for row in rows)
+    demand = view.left(pool.name, aged=True)
     if pool.provider in snapshot.unreadable:
         return f"nothing is decided: {snapshot.unreadable[pool.provider]}"
     if pool.name in snapshot.held:
         return f"nothing is decided: {snapshot.held[pool.name]}"
     if demand == 0:
         return "runs wait, none is due yet" if view.left(pool.name, aged=False) else "no demand"
-    if booting >= pool.max_booting:
+    if booting >= min(pool.max_booting, demand):
         return f"{booting} machine{'s are' if booting > 1 else ' is'} still booting"
-    if len(rows) >= pool.max_machines:
+    if len(view.rows.get(pool.name, ())) >= pool.max_machines:
         return f"the pool has all of its {pool.max_machines} machines (max_machines)"
     if spare is not None and spare <= 0:
         return f"all pools together have {view.limits.max_machines_total} machines (max_machines_total)"
     return ""
 
 
+def _offers(pool: Pool) -> tuple[str, ...]:
+    """What each entry of `types` is called in the pool's progress: its type, numbered from the second of one type on.
+
+    A pool may list a type as spot and as lasting, or with other locations: each is a step of its own.
+    """
+    names = [kind.type for kind in pool.types]
+    times = [names[: position + 1].count(name) for position, name in enumerate(names)]
+    return tuple(name if time == 1 else f"{name}#{time}" for name, time in zip(names, times, strict=True))
+
+
 def _search(pool: Pool, progress: Progress, now: datetime, count: int, why: str) -> Make:
     """The candidates of one try: the type it is on in each of its locations, and the types after it whose turn has come."""
-    position = next((i for i, t in enumerate(pool.types) if t.type == progress.trying_type), 0)
-    begun = progress.trying_type == pool.types[position].type and progress.trying_since is not None
-    since = progress.trying_since if begun and progress.trying_since is not None else now
-    last = len(pool.types) - 1
-    if begun and position < last and _since(since, now) >= pool.types[position].wait_seconds:
-        position, since = position + 1, now
+    offers = _offers(pool)
+    position, since, last = 0, now, len(pool.types) - 1
+    if progress.trying_type in offers and progress.trying_since is not None:
+        position, since = offers.index(progress.trying_type), progress.trying_since
+        if position < last and _since(since, now) >= pool.types[position].wait_seconds:
+            position, since = position + 1, now
     candidates: list[Candidate] = []
     while True:
         kind = pool.types[position]
@@ -245,38 +275,38 @@ def _search(pool: Pool, progress: Progress, now: datetime, count: int, why: str)
         pool=pool.name,
         count=count,
         candidates=tuple(candidates),
-        then_type=pool.types[position].type,
+        then_type=offers[position],
         then_since=since,
         why=why,
     )
 
 
-def _spare_total(snapshot: Snapshot, limits: Limits) -> int | None:
-    if limits.max_machines_total is None:
-        return None
-    return limits.max_machines_total - len(snapshot.machines)
-
-
 def _reports_of_gone_pools(view: _View, by_pool: Mapping[str, Pool]) -> list[PoolReport]:
-    return [
-        PoolReport(pool=pool, demand=0, message=f"gone from orca.toml; machines still to remove: {len(rows)}")
-        for pool, rows in sorted(view.rows.items())
-        if pool not in by_pool
-    ]
+    reports = []
+    for pool in sorted({*view.rows, *view.snapshot.progress} - {*by_pool}):
+        left = len(view.rows.get(pool, ()))
+        message = "gone from orca.toml" + (f"; machines still to remove: {left}" if left else "")
+        reports.append(PoolReport(pool=pool, demand=0, message=message))
+    return reports
 
 
-def _next_due(snapshot: Snapshot, reports: Iterable[PoolReport]) -> datetime | None:
-    """The earliest instant at which a decision could differ because of time alone and must not wait for a whole period."""
+def _next_due(view: _View, reports: Iterable[PoolReport], leaving: frozenset[str]) -> datetime | None:
+    """The earliest instant at which a decision could differ because of time alone and must not wait for a whole period.
+
+    That is at once when a machine is found gone or stopped: its runs are queued again, and its place is free.
+    """
+    snapshot = view.snapshot
     due = [demand.next_due_at for demand in snapshot.demand.values() if demand.next_due_at is not None]
     due += [report.next_try_at for report in reports if report.next_try_at is not None]
+    found = leaving & view.facts.keys()
+    due += [snapshot.now for row in snapshot.machines if row.revoked_at is None and row.name in found]
     return min(due, default=None)
 
 
 def _silence(row: MachineRow, snapshot: Snapshot) -> float:
-    """Seconds in which the worker could have been heard and was not; endless for one that was never seen."""
-    if row.first_seen_at is None:
-        return inf
-    return _since(max(row.seen_at or row.first_seen_at, snapshot.hearing_since), snapshot.now)
+    """Seconds in which the worker could have been heard and was not."""
+    heard_at = row.seen_at or row.first_seen_at or row.created_at
+    return _since(max(heard_at, snapshot.hearing_since), snapshot.now)
 
 
 def _since(then: datetime, now: datetime) -> float:

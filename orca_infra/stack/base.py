@@ -1,4 +1,4 @@
-"""The program of the base stack, and what a person sees of the others: run by `pulumi preview` and `pulumi up`."""
+"""The program that `pulumi preview` and `pulumi up` run: the base of a stack, and a look at the stacks that the loop owns."""
 
 from __future__ import annotations
 
@@ -6,31 +6,55 @@ import os
 
 import pulumi
 
-from orca_infra.errors import UserError
+from orca_infra.errors import OrcaError, UserError
+from orca_infra.machines.observe import SQL, machine_stack
+from orca_infra.machines.program import machine_program
+from orca_infra.machines.providers import resource_types
+from orca_infra.machines.tokens import worker_token
 from orca_infra.settings import read_settings
-from orca_infra.surroundings import open_surroundings
+from orca_infra.surroundings import Surroundings, open_surroundings
 
 
 def main() -> None:
     """Declare what this stack owns. A user's mistake becomes one sentence, without a traceback."""
+    stack = pulumi.get_stack()
     try:
         settings = read_settings(os.environ)
-        if pulumi.get_stack() != settings.stack:
-            raise UserError(
-                f"this shell is set for stack {settings.stack!r}, and pulumi was asked for {pulumi.get_stack()!r}: "
-                f'run `export ORCA_STACK={pulumi.get_stack()}`, then `eval "$(orca-infra env)"`'
-            )
         surroundings = open_surroundings(settings, say=pulumi.log.info)
-    except UserError as error:
+        try:
+            if stack == settings.stack:
+                _declare_base(surroundings)
+            elif stack.startswith(f"{settings.stack}."):
+                _show_derived(stack, surroundings)
+            else:
+                raise UserError(
+                    f"this shell is set for stack {settings.stack!r}, and pulumi was asked for {stack!r}: "
+                    f'run `export ORCA_STACK={stack}`, then `eval "$(orca-infra env)"`'
+                )
+        finally:
+            surroundings.close()
+    except OrcaError as error:
         raise pulumi.RunError(str(error)) from None
-    declare(surroundings.stack_id, settings.stack)
-    surroundings.close()
 
 
-def declare(stack_id: str, family: str) -> None:
+def _declare_base(surroundings: Surroundings) -> None:
     """The base: for now the identity, which makes the engine refuse a database that belongs to another state."""
-    pulumi.CustomResource(
-        "orca:index:Identity", "identity", {"id": stack_id, "stack": family}, pulumi.ResourceOptions(protect=False)
-    )
-    pulumi.export("id", stack_id)
+    family = surroundings.settings.stack
+    pulumi.CustomResource("orca:index:Identity", "identity", {"id": surroundings.stack_id, "stack": family})
+    pulumi.export("id", surroundings.stack_id)
     pulumi.export("family", family)
+
+
+def _show_derived(stack: str, surroundings: Surroundings) -> None:
+    """Preview what the rows of a pool want against what its stack's state holds; only the loop changes it."""
+    if not pulumi.runtime.is_dry_run():
+        raise UserError(
+            f"stack {stack} is the loop's: `orca-infra run --once` makes one pass over it; by hand it is only previewed"
+        )
+    with surroundings.database.snapshot() as transaction:
+        rows = transaction.dicts(SQL["declared_machines"])
+    types = resource_types()
+    for row in rows:
+        if machine_stack(surroundings.settings.stack, row["pool"]) == stack:
+            token = worker_token(surroundings.token_key, surroundings.stack_id, row["name"])
+            machine_program(types[row["provider"]], {row["name"]: (row["rendered"], token)})()

@@ -77,6 +77,8 @@ class PulumiCommand:
     def interrupt(self) -> None:
         """Ask every running command once to stop after the step it is at, and start no more."""
         with self._lock:
+            if self._stopping:
+                return  # a second interrupt would make the engine leave at once, with its step half recorded
             self._stopping = True
             for process in self._running:
                 with contextlib.suppress(ProcessLookupError):

@@ -168,6 +168,11 @@ class Engine:
         pending = tuple(p["resource"]["urn"] for p in deployment.get("pending_operations") or [])
         return StackState(resources=owned, pending=pending, outputs=outputs)
 
+    def salt(self, stack: str) -> str:
+        """The salt of the passphrase that this state was made with; empty when the stack is absent."""
+        deployment = self._export(stack).get("deployment", {})
+        return str(deployment.get("secrets_providers", {}).get("state", {}).get("salt", ""))
+
     def clear_pending(self, stack: str) -> None:
         """Forget operations that were begun and never ended. What they may have made is found by its labels."""
         exported = self._export(stack)

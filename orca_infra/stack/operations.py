@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from orca_infra.db.connection import Database, Transaction, load_queries
-from orca_infra.errors import Conflict, OrcaError, OutcomeUnknown, StackLocked
+from orca_infra.errors import Conflict, EngineFailed, OrcaError, OutcomeUnknown, StackLocked, Transient
 from orca_infra.process import ProcessId, boot_id, is_alive
 from orca_infra.stack.engine import Engine, Program, StackState
 from orca_infra.stack.locks import break_lock, holder_is_dead
@@ -27,7 +27,7 @@ Changes = tuple[ResourceChange, ...]
 class RecordedEngine:
     """The engine as the loop uses it. Raises what Engine raises, and NotLeader from `verify`.
 
-    `verify` is called before each engine start.
+    `verify` is called before each engine start and before its end is written down.
     """
 
     def __init__(
@@ -126,8 +126,14 @@ class RecordedEngine:
 
         try:
             changes = self._unlocked(stack, lambda: operate(on_start))
+        except Transient as error:
+            # The engine lost its state or its provider, at which step nobody knows.
+            self._end(operation, OutcomeUnknown.__name__, str(error))
+            raise OutcomeUnknown(str(error)) from error
         except OrcaError as error:
-            self._end(operation, type(error).__name__, str(error))
+            # A failure that names no resource may have come after its step: the state is read before it is believed.
+            vague = isinstance(error, EngineFailed) and not error.failures
+            self._end(operation, OutcomeUnknown.__name__ if vague else type(error).__name__, str(error))
             raise
         except BaseException as error:
             self._end(operation, OutcomeUnknown.__name__, type(error).__name__)
@@ -138,6 +144,8 @@ class RecordedEngine:
     def _end(
         self, operation: int, outcome: str, message: str, also: Callable[[Transaction], None] = lambda _: None
     ) -> None:
+        """Write down the end, unless the lead was lost meanwhile: then the operation stays open, and the new leader settles it."""
+        self._verify()
         with self._database.transaction() as transaction:
             also(transaction)
             transaction.run(

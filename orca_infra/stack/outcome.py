@@ -26,6 +26,8 @@ from orca_infra.stack.command import Completed
 # Exit codes of the engine's own taxonomy (sdk/go/common/util/cmdutil/exit.go).
 STACK_NOT_FOUND = 6
 _CANCELLED = 8
+# An interrupted operation ends with exit code 1 and these words, whether or not its last step was carried out.
+_INTERRUPTED = re.compile(r"(?:update|destroy|refresh|preview) cancell?ed")
 
 _LOCK = re.compile(
     r"(?P<key>\.pulumi/locks/\S+?\.json)\S*: created by \S+?@(?P<host>\S+) \(pid (?P<pid>\d+)\)", re.MULTILINE
@@ -45,7 +47,8 @@ _TROUBLE: tuple[tuple[re.Pattern[str], Callable[[str], OrcaError]], ...] = (
     ),
     (
         re.compile(
-            r"connection refused|no such host|the database system is|too many clients|i/o timeout", re.IGNORECASE
+            r"connection refused|no such host|the database system is|too many clients|i/o timeout|failed to ping PostgreSQL",
+            re.IGNORECASE,
         ),
         lambda text: Transient(f"the engine could not reach its state or its provider: {text}"),
     ),
@@ -105,11 +108,16 @@ def read_events(lines: Iterable[str]) -> Events:
             message = _plain(diagnostic["message"])
             if message.startswith(_NOISE):
                 continue
-            if diagnostic.get("urn") and "::pulumi:pulumi:Stack::" not in diagnostic["urn"]:
+            if _is_resource(diagnostic.get("urn", "")):
                 failures.append(ResourceFailure(urn=diagnostic["urn"], message=message))
             else:
                 errors.append(message)
     return Events(tuple(changes), tuple(failures), tuple(errors))
+
+
+def _is_resource(urn: str) -> bool:
+    """Whether a URN names something that was to be made; the stack and its plugins are the operation's own trouble."""
+    return bool(urn) and "::pulumi:pulumi:Stack::" not in urn and "::pulumi:providers:" not in urn
 
 
 def _change(metadata: dict[str, Any]) -> ResourceChange:
@@ -136,7 +144,7 @@ def raise_for(completed: Completed, events: Events, what: str) -> None:
     if "currently locked by" in text:
         locks = tuple(StackLock(key=m["key"], host=m["host"], pid=int(m["pid"])) for m in _LOCK.finditer(text))
         raise StackLocked(f"{what}: another operation holds the stack's lock", locks)
-    if completed.code == _CANCELLED:
+    if completed.code == _CANCELLED or any(_INTERRUPTED.match(error) for error in events.errors):
         raise OutcomeUnknown(f"{what}: cancelled")
     if events.failures:
         first = events.failures[0]

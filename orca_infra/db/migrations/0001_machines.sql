@@ -159,7 +159,8 @@ declare
 begin
     update orca.workers set seen_at = now(), slots = p_slots where name = p_worker;
     if not found then
-        insert into orca.workers (name, pool, slots) values (p_worker, machine.pool, p_slots);
+        insert into orca.workers (name, pool, slots, first_seen_at, seen_at)
+        values (p_worker, machine.pool, p_slots, now(), now());
     end if;
 end $$;
 
@@ -172,7 +173,7 @@ begin
     -- A pipeline is placed on one pool, so one take at a time in a pool keeps every max_runs.
     perform pg_advisory_xact_lock(hashtextextended('orca.worker_take:' || machine.pool, 0));
     if (select count(*) from orca.runs r where r.worker = p_worker and r.state = 'running')
-        >= (select w.slots from orca.workers w where w.name = p_worker) then
+        >= coalesce((select w.slots from orca.workers w where w.name = p_worker), 0) then  -- no hello yet: no slots
         return;
     end if;
     select r.id, r.start, r.pipeline into candidate

@@ -15,7 +15,8 @@ with placed as (
         count(*) filter (where r.fill) as fill,
         count(*) filter (where not r.fill and r.queued_at <= now() - make_interval(secs => %(grow_after)s)) as plain_aged,
         count(*) filter (where r.fill and r.queued_at <= now() - make_interval(secs => %(grow_after)s)) as fill_aged,
-        min(r.queued_at) filter (where r.queued_at > now() - make_interval(secs => %(grow_after)s)) as youngest_due
+        min(r.queued_at) filter (where not r.fill and r.queued_at > now() - make_interval(secs => %(grow_after)s)) as plain_next,
+        min(r.queued_at) filter (where r.fill and r.queued_at > now() - make_interval(secs => %(grow_after)s)) as fill_next
     from orca.runs r where r.state = 'queued' group by r.pipeline
 ), running as (
     select r.pipeline, count(*) as plain from orca.runs r where r.state = 'running' and not r.fill group by r.pipeline
@@ -27,7 +28,7 @@ with placed as (
 select pool,
     sum(least(plain_aged, coalesce(free, plain_aged)) + fill_aged)::int as aged,
     sum(least(plain, coalesce(free, plain)) + fill)::int as waiting,
-    min(youngest_due) filter (where fill > fill_aged or least(free, plain) > plain_aged)
+    min(least(case when least(free, plain) > plain_aged then plain_next end, fill_next))
         + make_interval(secs => %(grow_after)s) as next_due_at
 from startable group by pool
 
@@ -124,3 +125,8 @@ where ended_at is not null order by ended_at desc limit %(limit)s
 
 -- name: runs_by_state
 select state, count(*)::int as count from orca.runs group by state order by state
+
+-- name: declared_machines
+-- The machines that are confirmed and wanted, as they were rendered at their birth.
+select name, pool, provider, rendered from orca.pool_machines
+where ended_at is null and confirmed_at is not null and revoked_at is null order by name

@@ -246,6 +246,7 @@ class LocalCloud:
         Args:
             verb: one of `VERBS`.
             code: one of `CODES`, or empty for an answer that is slow only.
+            message: what the cloud says after the code.
             location: only calls that concern this location (of the request, or of the machine that is named).
             times: how many calls.
             seconds: how long the answer takes.

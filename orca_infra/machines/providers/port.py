@@ -10,7 +10,7 @@ from orca_infra.errors import OrcaError
 from orca_infra.machines.model import SeenMachine
 
 #: Stands in a rendered declaration where the token goes at the create.
-TOKEN_PLACEHOLDER = "{{orca-token}}"
+TOKEN_PLACEHOLDER = "{{orca-token}}"  # noqa: S105  (it only stands where the token goes)
 
 Declaration = Mapping[str, Any]
 
@@ -29,8 +29,10 @@ class Birth:
 
 
 class MachineProvider(Protocol):
-    """One cloud. Every verb raises the errors of orca_infra.errors by meaning: NoCapacity, QuotaExceeded, Refused,
-    AuthFailed, Transient, Conflict (the name is taken).
+    """One cloud.
+
+    Every verb raises the errors of orca_infra.errors by meaning: NoCapacity, QuotaExceeded, Refused, AuthFailed, Transient,
+    Conflict (the name is taken).
     """
 
     @property

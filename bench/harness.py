@@ -1,0 +1,60 @@
+"""What the benches share: a database and surroundings of their own, the machine's size, and the last line."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from orca_infra.db import embedded
+from orca_infra.machines.providers.local_cloud import LocalCloud
+from orca_infra.settings import read_settings
+from orca_infra.surroundings import Surroundings, open_surroundings
+
+
+def progress(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def surroundings(environment: dict[str, str] | None = None) -> Iterator[Surroundings]:
+    """A temporary home with an embedded Postgres; everything in it is ended and removed."""
+    folder = Path(tempfile.mkdtemp(prefix="orca-bench-"))
+    folder.chmod(0o755)
+    (folder / "orca.toml").write_text("[pools]\n", encoding="utf-8")
+    variables = {"ORCA_HOME": str(folder / "home"), "ORCA_CONFIG": str(folder / "orca.toml"), **(environment or {})}
+    opened = open_surroundings(read_settings(variables), say=progress)
+    try:
+        yield opened
+    finally:
+        if opened.cloud_folder.is_dir():
+            cloud = LocalCloud(opened.cloud_folder)
+            for machine in cloud.list():
+                cloud.delete(machine.name)
+        opened.close()
+        embedded.stop(folder / "home" / "postgres")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def report(
+    bench: str, *, figures: dict[str, float], floors: dict[str, float], targets: dict[str, float], **more: Any
+) -> None:
+    """Print the bench's last line. Every target names a figure that has to be at most that."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    line = {
+        "bench": bench,
+        "machine": {"cores": os.cpu_count(), "memory_gib": round(memory), "python": platform.python_version()},
+        "figures": {name: round(value, 4) for name, value in figures.items()},
+        "floors": {name: round(value, 4) for name, value in floors.items()},
+        "targets": targets,
+        "met": all(figures[name] <= most for name, most in targets.items()),
+        **more,
+    }
+    print(json.dumps(line))

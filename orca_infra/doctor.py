@@ -1,0 +1,150 @@
+"""What was found, in which version; and for what is missing, the one command that gets it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from orca_infra import __version__
+from orca_infra.errors import OrcaError, UserError
+from orca_infra.settings import Settings, read_settings
+from orca_infra.stack.tools import find_tool, remedy
+
+_VERSION_SECONDS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was looked for. `remedy` is empty when nothing has to be done."""
+
+    what: str
+    found: str
+    remedy: str = ""
+    needed: bool = True
+
+
+def examine(environ: Mapping[str, str]) -> list[Finding]:
+    """Look at everything; an item that is wrong does not keep the others from being looked at."""
+    findings = [
+        Finding(what="orca-infra", found=f"{__version__} on Python {sys.version.split()[0]}"),
+        _tool("pulumi", ["version"]),
+        _plugin("pulumi-resource-orca"),
+        _plugin("pulumi-language-python"),
+    ]
+    try:
+        settings = read_settings(environ)
+    except UserError as error:
+        return [*findings, Finding(what="settings", found=str(error), remedy="mend the environment variable")]
+    return [*findings, _config(settings), _database(settings), *_secrets(settings)]
+
+
+def show(findings: list[Finding]) -> bool:
+    """Print the findings; gives whether everything that is needed is there."""
+    width = max(len(finding.what) for finding in findings)
+    for finding in findings:
+        mark = "ok" if not finding.remedy else ("missing" if finding.needed else "note")
+        print(f"{mark:7}  {finding.what:{width}}  {finding.found}")
+        if finding.remedy:
+            print(f"{'':7}  {'':{width}}  -> {finding.remedy}")
+    return all(not finding.remedy or not finding.needed for finding in findings)
+
+
+def _tool(name: str, arguments: list[str]) -> Finding:
+    program = find_tool(name)
+    if program is None:
+        return Finding(what=name, found="not found", remedy=remedy(name))
+    try:
+        said = subprocess.run(
+            [program, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_VERSION_SECONDS,
+            check=True,
+            env={"PULUMI_SKIP_UPDATE_CHECK": "true", "PATH": "/usr/bin:/bin", "HOME": str(Path.home())},
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return Finding(what=name, found=f"{program} does not run: {error}", remedy=remedy(name))
+    return Finding(what=name, found=f"{said.stdout.strip()} at {program}")
+
+
+def _plugin(name: str) -> Finding:
+    program = find_tool(name)
+    if program is None:
+        return Finding(what=name, found="not found", remedy=remedy("pulumi"), needed=name != "pulumi-language-python")
+    stand_in = " (a stand-in for the vendor's)" if "stand-ins" in program.parts else ""
+    return Finding(what=name, found=f"{program}{stand_in}")
+
+
+def _config(settings: Settings) -> Finding:
+    from orca_infra.config import load_config
+
+    try:
+        config = load_config(settings.config_path)
+    except UserError as error:
+        return Finding(
+            what="configuration",
+            found=str(error).splitlines()[0],
+            remedy="`orca-infra check` shows all of it; ORCA_CONFIG names another file",
+            needed=False,
+        )
+    return Finding(what="configuration", found=f"{settings.config_path}, pools: {len(config.pools)}")
+
+
+def _database(settings: Settings) -> Finding:
+    from orca_infra.db.connection import Database, check_reachable, describe
+    from orca_infra.db.migrate import check_schema
+
+    if settings.db is None:
+        return Finding(
+            what="database", found=f"the embedded Postgres in {settings.home / 'postgres'} (ORCA_DB is not set)"
+        )
+    try:
+        check_reachable(settings.db)
+        database = Database(settings.db)
+        try:
+            check_schema(database)
+        finally:
+            database.close()
+    except OrcaError as error:
+        return Finding(what="database", found=str(error), remedy="`orca-infra db migrate`, once ORCA_DB is right")
+    return Finding(what="database", found=describe(settings.db))
+
+
+def _secrets(settings: Settings) -> list[Finding]:
+    """The passphrase and the token key: made by themselves beside the embedded database, the operator's own elsewhere."""
+    own = settings.db is not None
+    passphrase = settings.passphrase_file
+    findings = []
+    if passphrase is not None and not (passphrase.is_file() and passphrase.stat().st_size):
+        findings.append(
+            Finding(
+                what="passphrase",
+                found=f"{passphrase} is missing or empty",
+                remedy=f"`openssl rand -hex 32 > {passphrase}`",
+            )
+        )
+    elif passphrase is None and own:
+        findings.append(
+            Finding(
+                what="passphrase",
+                found="PULUMI_CONFIG_PASSPHRASE_FILE is not set",
+                remedy="`openssl rand -hex 32 > FILE`, and set it to that file",
+            )
+        )
+    else:
+        findings.append(Finding(what="passphrase", found=str(passphrase or settings.home / "passphrase")))
+    if settings.token_key is None and own:
+        findings.append(
+            Finding(
+                what="token key",
+                found="ORCA_TOKEN_KEY is not set",
+                remedy="set it to the output of `openssl rand -hex 32`",
+            )
+        )
+    else:
+        where = "ORCA_TOKEN_KEY" if settings.token_key else str(settings.home / "token-key")
+        findings.append(Finding(what="token key", found=where))
+    return findings

@@ -1,0 +1,210 @@
+"""Record what the real engine says: `.venv/bin/python tests/engine/record_samples.py` renews tests/unit/samples/engine.
+
+Each sample is one run of pulumi: its exit code, its words and the lines of its event log that are not noise. What names
+this machine or this day is replaced; the rest is the engine's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import pulumi
+
+from orca_infra.errors import OrcaError
+from orca_infra.machines.program import machine_program
+from orca_infra.machines.providers.local_cloud import LocalCloud
+from orca_infra.process import ProcessId, end_session
+from orca_infra.stack import engine as engine_module
+from orca_infra.stack.command import Completed
+from orca_infra.stack.engine import Engine, EngineConfig
+
+SAMPLES = Path(__file__).parents[1] / "unit" / "samples" / "engine"
+STACK = "test.machines.p"
+TYPE = "orca:index:Machine"
+_NOISE = ("preludeEvent", "cancelEvent", "stdoutEvent", "resourcePreEvent", "progressEvent", "policyEvent", "summaryEvent")
+_BULKY = ("inputs", "detailedDiff", "provider", "protect", "retainOnDelete", "initErrors", "keys", "diffs", "logical")
+
+
+class Recorder:
+    """The engine in a folder of its own, with what each run said."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.cloud = LocalCloud(folder / "cloud")
+        self.cloud.configure({}, 0.0, {})
+        (folder / "state").mkdir()
+        self.passphrase = folder / "passphrase"
+        self.passphrase.write_text("one passphrase\n")
+        self.engine = self.make_engine(f"file://{folder / 'state'}")
+        self.lines: list[str] = []
+        self.said: list[tuple[Completed, list[str]]] = []
+        self.processes: list[ProcessId] = []
+
+    def make_engine(self, backend_url: str, passphrase: Path | None = None) -> Engine:
+        return Engine(
+            EngineConfig(
+                backend_url=backend_url, passphrase_file=passphrase or self.passphrase, folder=self.folder / "engine"
+            )
+        )
+
+    def watch(self) -> None:
+        read_events, raise_for = engine_module.read_events, engine_module.raise_for
+
+        def reading(lines):  # type: ignore[no-untyped-def]
+            self.lines = list(lines)
+            return read_events(self.lines)
+
+        def raising(completed, events, what):  # type: ignore[no-untyped-def]
+            self.said.append((completed, self.lines))
+            self.lines = []
+            raise_for(completed, events, what)
+
+        engine_module.read_events, engine_module.raise_for = reading, raising
+
+    def up(self, name: str, /, engine: Engine | None = None, **more: str) -> None:
+        declaration = {
+            "folder": str(self.cloud.folder),
+            "name": name,
+            "location": "a",
+            "type": "small",
+            "labels": {},
+            "argv": ["/bin/sleep", "60"],
+            "environment": {"ORCA_TOKEN": "{{orca-token}}"},
+            **more,
+        }
+        self.run(engine or self.engine, machine_program(TYPE, {name: (declaration, 's3cr3t"x')}), name)
+
+    def run(self, engine: Engine, program: Callable[[], None], name: str) -> None:
+        urn = f"urn:pulumi:{STACK}::orca-infra::{TYPE}::{name}"
+        engine.up(STACK, program, targets=(urn,), deadline_seconds=60, on_start=self.started)
+
+    def started(self, process: ProcessId) -> None:
+        self.processes.append(process)
+
+    def record(self, name: str, act: Callable[[], object]) -> None:
+        """Do it and keep what the last run of pulumi said."""
+        self.said.clear()
+        try:
+            act()
+        except OrcaError as error:
+            print(f"{name}: {type(error).__name__}: {self.plain(str(error))}")
+        else:
+            print(f"{name}: well")
+        if not self.said:
+            print(f"{name}: NOT RECORDED")
+            return
+        completed, lines = self.said[-1]
+        sample = {
+            "code": completed.code,
+            "stdout": self.plain(completed.stdout),
+            "stderr": self.plain(completed.stderr),
+            "events": [self.plain(line) for line in map(shorten, lines) if line],
+        }
+        (SAMPLES / f"{name}.json").write_text(json.dumps(sample, indent=1, ensure_ascii=False) + "\n")
+
+    def plain(self, text: str) -> str:
+        """Without what names this machine or this day."""
+        text = text.replace(str(self.folder), "/tmp/home").replace(str(Path.cwd()), "/tmp/checkout")
+        text = text.replace(socket.gethostname(), "host-1").replace(f"{os.environ.get('USER', 'root')}@", "user@")
+        text = re.sub(r"/\S+/(?:pulumi-resource-orca|pulumi)\b", "/tmp/bin/pulumi", text)
+        text = re.sub(r"\(pid \d+\)", "(pid 4242)", text)
+        text = re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d)", "2026-01-02T03:04:05Z", text)
+        return re.sub(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", "lock-uuid", text)
+
+
+def shorten(line: str) -> str:
+    """The line without what nobody reads; empty when all of it is."""
+    event = json.loads(line)
+    if any(kind in event for kind in _NOISE) or '"debug"' in line or '"warning"' in line:
+        return ""
+    event.pop("timestamp", None)
+    metadata = event.get("resOutputsEvent", event.get("resOpFailedEvent", {})).get("metadata", {})
+    if metadata.get("type", "").startswith("pulumi:providers:"):
+        return ""
+    for state in (metadata, metadata.get("old") or {}, metadata.get("new") or {}):
+        for key in _BULKY:
+            state.pop(key, None)
+    return json.dumps(event)
+
+
+def slow(recorder: Recorder, name: str) -> threading.Thread:
+    """An up whose create takes long; returns once it is at it."""
+    recorder.cloud.arm("create", "", seconds=8)
+    thread = threading.Thread(target=recorder.record, args=(name, lambda: recorder.up("m-slow")))
+    thread.start()
+    while (recorder.cloud.folder / "faults.json").exists():
+        thread.join(0.05)
+    return thread
+
+
+def main() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="orca-samples-", dir="/tmp"))
+    recorder = Recorder(folder)
+    recorder.watch()
+    SAMPLES.mkdir(parents=True, exist_ok=True)
+    engine, cloud = recorder.engine, recorder.cloud
+    never = {"deadline_seconds": 60.0, "on_start": lambda _: None}
+    try:
+        recorder.record(
+            "stack-missing", lambda: engine.refresh("test.machines.none", targets=(), **never)  # type: ignore[arg-type]
+        )
+        recorder.record("up-made", lambda: recorder.up("m-1"))
+        recorder.record("up-same", lambda: recorder.up("m-1"))
+        for code in ("LOCATION_OUT_OF_CAPACITY", "QUOTA_EXCEEDED"):
+            cloud.arm("create", code, "none of small here")
+            recorder.record(f"up-{code.lower().replace('_', '-')}", lambda: recorder.up("m-2"))
+        recorder.record("up-already-exists", lambda: recorder.up("m-2", name="m-1"))
+        recorder.record("up-check-failed", lambda: recorder.up("m-2", location=""))
+        recorder.record(
+            "plugin-missing", lambda: recorder.run(engine, lambda: thing("nosuch:index:Thing"), "m-3")
+        )
+        recorder.record("program-raised", lambda: recorder.run(engine, lambda: 1 / 0, "m-3"))  # type: ignore[arg-type, return-value]
+        wrong = folder / "wrong"
+        wrong.write_text("another passphrase\n")
+        elsewhere = recorder.make_engine(f"file://{folder / 'state'}", wrong)
+        recorder.record("passphrase-wrong", lambda: recorder.up("m-1", elsewhere))
+        closed = recorder.make_engine("postgres://nobody:s3cr3t@127.0.0.1:1/none?sslmode=disable")
+        recorder.record("state-unreachable", lambda: recorder.up("m-1", closed))
+        closed = recorder.make_engine("postgres://nobody:s3cr3t@/none?sslmode=disable&host=%2Ftmp%2Fno&port=5432")
+        recorder.record("state-socket-gone", lambda: recorder.up("m-1", closed))
+
+        thread = slow(recorder, "interrupted")
+        holder = recorder.processes[-1]
+        recorder.record("locked", lambda: recorder.up("m-4"))
+        os.kill(holder.pid, signal.SIGINT)
+        thread.join()
+        cloud.arm("delete", "UNAVAILABLE", "try later")
+        targets = (f"urn:pulumi:{STACK}::orca-infra::{TYPE}::m-1",)
+        recorder.record("destroy-failed", lambda: engine.destroy(STACK, targets=targets, **never))  # type: ignore[arg-type]
+        cloud.delete("m-1")
+        recorder.record("refresh-gone", lambda: engine.refresh(STACK, targets=targets, **never))  # type: ignore[arg-type]
+        recorder.up("m-5")
+        targets = (f"urn:pulumi:{STACK}::orca-infra::{TYPE}::m-5",)
+        recorder.record("destroy-done", lambda: engine.destroy(STACK, targets=targets, **never))  # type: ignore[arg-type]
+    finally:
+        for process in recorder.processes:
+            end_session(process, 0.5)
+        (cloud.folder / "faults.json").unlink(missing_ok=True)
+        for machine in cloud.list():
+            cloud.delete(machine.name)
+        shutil.rmtree(folder)
+
+
+def thing(kind: str) -> None:
+    pulumi.CustomResource(kind, "m-3", {})
+
+
+if __name__ == "__main__":
+    main()
