@@ -56,12 +56,17 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> None:
-    print(f"orca-infra: {message}", file=sys.stderr)
+    print(f"orca-infra: {_plain(message)}", file=sys.stderr)
     sys.exit(code)
 
 
+def _plain(text: str) -> str:
+    """Names and messages come from outside: no control characters for the terminal but the end of a line."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
+
 def _say(message: str) -> None:
-    print(message, file=sys.stderr)
+    print(_plain(message), file=sys.stderr)
 
 
 def _settings() -> Settings:
@@ -102,9 +107,10 @@ def check(
     from orca_infra.config import load_config
     from orca_infra.quantity import duration_text
 
-    path = file or _settings().config_path
+    settings = _settings()
+    path = file or settings.config_path
     config = load_config(path)
-    print(f"{path}: good; {len(config.pools)} pool{'' if len(config.pools) == 1 else 's'}")
+    print(f"{_plain(str(path))}: good; {len(config.pools)} pool{'' if len(config.pools) == 1 else 's'}")
     for pool in config.pools:
         types = ", then ".join(
             f"{t.type} in {', '.join(t.locations)}"
@@ -235,9 +241,8 @@ def strays(context: typer.Context, as_json: Json = False) -> None:
         _print_json([{"name": m.name, "uid": m.uid, "location": m.location, "created_at": m.created_at} for m in found])
     else:
         for machine in found:
-            print(
-                f"{machine.name}  {machine.type} in {machine.location}, made {machine.created_at:%F %T}, uid {machine.uid}"
-            )
+            made = f"{machine.created_at:%F %T}"
+            print(_plain(f"{machine.name}  {machine.type} in {machine.location}, made {made}, uid {machine.uid}"))
         print(f"{len(found)} stray{'' if len(found) == 1 else 's'}")
     surroundings.close()
 

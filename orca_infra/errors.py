@@ -101,12 +101,16 @@ class EngineFailed(OrcaError):
 
     Attributes:
         failures: what went wrong with which resource, in the provider's words; empty when the program itself failed.
+        changes: what was done all the same, as orca_infra.stack.outcome.ResourceChange.
 
     """
 
-    def __init__(self, message: str, failures: tuple[ResourceFailure, ...] = ()) -> None:
+    def __init__(
+        self, message: str, failures: tuple[ResourceFailure, ...] = (), changes: tuple[object, ...] = ()
+    ) -> None:
         super().__init__(message)
         self.failures = failures
+        self.changes = changes
 
 
 class ResourceFailure:

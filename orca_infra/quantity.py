@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from fractions import Fraction
 
 _UNIT_SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?"
@@ -87,3 +88,27 @@ def duration_text(seconds: float) -> str:
         if large_count:
             return f"{large_count} {large} {rest} {small}" if rest else f"{large_count} {large}"
     return f"{whole} s"
+
+
+_CPU = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)(?:[eE](?P<exponent>[+-]?\d{1,2})|(?P<suffix>[mkMGTPE]))?", re.ASCII)
+_CPU_FACTORS = {"m": Fraction(1, 1000), "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
+
+
+def cpu_millis(text: str) -> int:
+    """A Kubernetes CPU quantity in thousandths of a core, exactly: `500m`, `2`, `1.5`, `0.1`, `1e3`, `2k`.
+
+    Raises ValueError for what is none, is negative, or is finer than a thousandth (which Kubernetes refuses, too).
+    The grammar is that of k8s.io/apimachinery/pkg/api/resource.
+    """
+    match = _CPU.fullmatch(text.strip())
+    if match is None:
+        raise ValueError("must be a CPU quantity such as 500m, 2 or 1.5")
+    millis = (
+        Fraction(match["number"])
+        * Fraction(10) ** int(match["exponent"] or 0)
+        * _CPU_FACTORS.get(match["suffix"], 1)
+        * 1000
+    )
+    if millis.denominator != 1:
+        raise ValueError("is finer than a thousandth of a core")
+    return int(millis)

@@ -36,14 +36,14 @@ def status_tables(status: Mapping[str, Any]) -> RenderableType:
     if status["machines"]:
         parts.append(_machine_table(status["machines"], now))
     runs = ", ".join(f"{count} {state}" for state, count in status["runs"].items())
-    parts.append(Text(f"runs: {runs or 'none'}"))
+    parts.append(_text(f"runs: {runs or 'none'}"))
     return Group(*parts)
 
 
 def status_for_people(status: Mapping[str, Any]) -> None:
     out = console()
     now = status["now"]
-    out.print(Text(f"stack {status['stack']} (id {status['id']})"))
+    out.print(_text(f"stack {status['stack']} (id {status['id']})"))
     out.print(status_tables(status))
     for pool in status["pools"]:
         for offer in pool["refused"]:
@@ -58,7 +58,11 @@ def status_for_people(status: Mapping[str, Any]) -> None:
         table = Table("ended", "type", "location", "ago", "reason", box=None, pad_edge=False)
         for row in status["ended"]:
             table.add_row(
-                _text(row["name"]), _text(row["type"]), _text(row["location"]), ago(row["ended_at"], now), row["reason"]
+                _text(row["name"]),
+                _text(row["type"]),
+                _text(row["location"]),
+                ago(row["ended_at"], now),
+                _text(row["reason"]),
             )
         out.print(table)
 
@@ -67,15 +71,15 @@ def plan_for_people(plan: Plan, snapshot: Snapshot) -> None:
     out = console()
     for report in plan.reports:
         more = f" (next try in {_seconds(report.next_try_at, snapshot.now)})" if report.next_try_at else ""
-        out.print(Text(f"pool {report.pool}: demand {report.demand}: {report.message}{more}"))
+        out.print(_text(f"pool {report.pool}: demand {report.demand}: {report.message}{more}"))
     for action in plan.actions:
-        out.print(Text(f"  {describe(action)}"))
+        out.print(_text(f"  {describe(action)}"))
     for stray in plan.strays_held:
-        out.print(Text(f"  held, since there are so many: stray {stray.name} in {stray.location}"))
-    for provider, why in snapshot.unreadable.items():
-        out.print(Text(f"provider {provider}: {why}"))
+        out.print(_text(f"  held, since there are so many: stray {stray.name} in {stray.location}"))
+    for why in snapshot.unreadable.values():
+        out.print(_text(why))
     if not plan.actions:
-        out.print(Text("nothing to do"))
+        out.print(_text("nothing to do"))
 
 
 def plan_for_programs(plan: Plan) -> dict[str, Any]:
@@ -89,7 +93,11 @@ def plan_for_programs(plan: Plan) -> dict[str, Any]:
 
 
 def describe(action: Action) -> str:
-    """One line: what is done, and why."""
+    """One printable line: what is done, and why."""
+    return _printable(_sentence(action))
+
+
+def _sentence(action: Action) -> str:
     match action:
         case Make():
             offers = ", ".join(f"{c.type} in {c.location}" for c in action.candidates)
@@ -123,7 +131,7 @@ def _pool_table(pools: list[dict[str, Any]], machines: list[dict[str, Any]], now
         if pool["next_try_at"] and pool["next_try_at"] > now:
             message += f" in {_seconds(pool['next_try_at'], now)}"
         attempt = f"{pool['last_attempt']} ({ago(pool['tried_at'], now)} ago)" if pool["tried_at"] else "-"
-        table.add_row(_text(pool["pool"]), str(pool["demand"]), counted, _text(message), _text(attempt))
+        table.add_row(_text(pool["pool"]), str(pool["demand"]), _text(counted), _text(message), _text(attempt))
     return table
 
 
@@ -134,7 +142,7 @@ def _machine_table(machines: list[dict[str, Any]], now: datetime) -> Table:
             _text(machine["name"]),
             _text(machine["type"]),
             _text(machine["location"]),
-            Text(machine["state"], style=_STATE_STYLES.get(machine["state"], "")),
+            _text(machine["state"], style=_STATE_STYLES.get(machine["state"], "")),
             f"{machine['running']}/{machine['slots']}",
             ago(machine["created_at"], now),
             f"{ago(machine['seen_at'], now)} ago" if machine["seen_at"] else "-",
@@ -142,9 +150,13 @@ def _machine_table(machines: list[dict[str, Any]], now: datetime) -> Table:
     return table
 
 
-def _text(value: str) -> Text:
+def _text(value: object, style: str = "") -> Text:
     """Names and messages come from outside: no markup, and no control characters for the terminal."""
-    return Text("".join(c if c.isprintable() else "?" for c in str(value)))
+    return Text(_printable(str(value)), style=style)
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _seconds(then: datetime, now: datetime) -> str:

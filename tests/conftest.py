@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import os
 import shutil
 import signal
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -79,6 +82,35 @@ class PostgresServer:
 
 def _name_of(url: str) -> str:
     return str(conninfo_to_dict(url)["dbname"])
+
+
+class Background:
+    """A call on a thread of its own, with its result or its error."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.result: object = None
+        self.error: BaseException | None = None
+        self._call = call
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._call()
+        except BaseException as error:
+            self.error = error
+
+    def join(self, seconds: float = 30) -> None:
+        self._thread.join(seconds)
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def background() -> type[Background]:
+    return Background
 
 
 @pytest.fixture(scope="session")
@@ -184,6 +216,9 @@ def environment(home: Path, database_url: str, state: str = "file", **more: str)
 def surroundings(home: Path, database_url: str) -> Iterator[Callable[..., Surroundings]]:
     """Opens the surroundings: `surroundings("postgres", ORCA_STRAY_MAX="2")`; fails the test when pulumi is missing."""
     need_pulumi()
+    # When an engine is killed, Pulumi's SDK leaves the program's coroutine unfinished, which says so when it is collected;
+    # in the middle of an `ast.parse` (pytest's own) that is fatal in Python 3.11. So it is collected here.
+    gc.disable()
     opened: list[Surroundings] = []
 
     def open_one(state: str = "file", **more: str) -> Surroundings:
@@ -195,6 +230,11 @@ def surroundings(home: Path, database_url: str) -> Iterator[Callable[..., Surrou
     end_engines(database_url)
     for one in opened:
         one.close()
+    with contextlib.ExitStack() as quiet:
+        hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+        quiet.callback(setattr, sys, "unraisablehook", hook)
+        gc.collect()
+    gc.enable()
 
 
 def need_pulumi() -> None:
@@ -241,6 +281,52 @@ class World:
 
     def run_pass(self) -> PassResult:
         return self.passes.run(self.config)
+
+    def pass_until(self, predicate: Callable[[], object], seconds: float = 20) -> None:
+        """Make passes, one after the other, until the predicate holds after one."""
+
+        def after_a_pass() -> object:
+            self.run_pass()
+            return predicate()
+
+        wait_until(after_a_pass, seconds, "passes did not come to it")
+
+    def run_pass_until_slow(self, verb: str = "create", seconds: float = 60) -> tuple[Background, ProcessId]:
+        """Begin a pass whose next `verb` answers late; it is at it when this returns. Gives the engine's process, too."""
+        self.cloud.arm(verb, "", seconds=seconds)
+        background = Background(self.run_pass)
+        return background, self.engine_at_fault()
+
+    def engine_at_fault(self) -> ProcessId:
+        """Wait until the armed fault is used up; gives the process of the newest operation."""
+        wait_until(lambda: not (self.cloud.folder / "faults.json").exists(), 20, "the engine met no fault")
+        newest = self.operations()[-1]
+        return ProcessId(newest["pid"], newest["process_started"])
+
+    def give_run(self, worker: str) -> int:
+        """Queue a run and have it running on a worker, of which the worker's process knows nothing; gives its id."""
+        self.queue()
+        [run] = self.rows("select max(id) as id from orca.runs")
+        [moved] = self.rows(
+            "select orca.move_run(%(run)s, 0, 'queued', 'running', 'worker', %(worker)s, null) as moved",
+            run=run["id"],
+            worker=worker,
+        )
+        assert moved["moved"]
+        return int(run["id"])
+
+    def run_of(self, run: int) -> dict[str, Any]:
+        return self.rows("select * from orca.runs where id = %(id)s", id=run)[0]
+
+    def machine_with_worker(self) -> str:
+        """Make one machine for a run, which its worker does; gives its name once the worker has nothing to do."""
+        self.queue()
+        self.run_pass()
+        [name] = [name for name, reason in self.reasons().items() if reason is None]
+        wait_until(
+            lambda: not self.rows("select from orca.runs where state in ('queued', 'running')"), 15, "the run's end"
+        )
+        return name
 
     def rows(self, query: str, **parameters: object) -> list[dict[str, Any]]:
         """What a statement gives, committed."""

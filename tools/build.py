@@ -83,6 +83,7 @@ TOOLS = {
         _kubernetes("kube-controller-manager"),
         _kubernetes("kube-scheduler"),
         _kubernetes("kubelet"),
+        _kubernetes("kubectl"),
         Tool("etcd", "etcd", "go.etcd.io/etcd/server/v3", "", _KUBERNETES_FOLDERS, (3, 5)),
         Tool("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok"),
     )

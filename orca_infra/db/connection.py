@@ -163,8 +163,12 @@ def check_reachable(url: str) -> None:
     try:
         with psycopg.connect(url, connect_timeout=CONNECT_SECONDS) as connection:
             connection.execute("select 1")
-    except psycopg.ProgrammingError as error:
-        raise SetupError(f"ORCA_DB is not a connection string that Postgres understands: {first_line(error)}") from None
+    except psycopg.ProgrammingError:
+        # What libpq says of it quotes it, password and all.
+        raise SetupError(
+            "ORCA_DB is not a connection string that Postgres understands (its value is secret and not shown): "
+            "write postgresql://user:password@host:5432/orca, with %40 for an @ in the password"
+        ) from None
     except psycopg.OperationalError as error:
         raise SetupError(
             f"the database {describe(url)} cannot be reached: {first_line(error)}; "

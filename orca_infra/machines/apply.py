@@ -29,6 +29,7 @@ from orca_infra.machines.model import (
     Snapshot,
 )
 from orca_infra.machines.observe import SQL, machine_stack
+from orca_infra.machines.program import machine_program
 from orca_infra.machines.providers.port import Birth, MachineProvider
 from orca_infra.machines.tokens import token_hash, worker_token
 from orca_infra.names import label_value, machine_name, machine_number
@@ -246,8 +247,6 @@ def _up(
     pool: Pool, name: str, resource_type: str, declaration: Mapping[str, Any], token: str, hands: MachineHands
 ) -> str:
     """Make the machine through the engine; gives its uid."""
-    from orca_infra.machines.program import machine_program
-
     stack = machine_stack(hands.family, pool.name)
     program = machine_program(resource_type, {name: (declaration, token)})
     changes = hands.engine.up(stack, program, targets=(_urn(stack, resource_type, name),))

@@ -8,7 +8,7 @@ import pulumi
 
 from orca_infra.errors import OrcaError, UserError
 from orca_infra.machines.observe import SQL, machine_stack
-from orca_infra.machines.program import machine_program
+from orca_infra.machines.program import with_token
 from orca_infra.machines.providers import resource_types
 from orca_infra.machines.tokens import worker_token
 from orca_infra.settings import read_settings
@@ -57,4 +57,5 @@ def _show_derived(stack: str, surroundings: Surroundings) -> None:
     for row in rows:
         if machine_stack(surroundings.settings.stack, row["pool"]) == stack:
             token = worker_token(surroundings.token_key, surroundings.stack_id, row["name"])
-            machine_program(types[row["provider"]], {row["name"]: (row["rendered"], token)})()
+            declaration = with_token(row["rendered"], pulumi.Output.secret, token)
+            pulumi.CustomResource(types[row["provider"]], row["name"], declaration)

@@ -49,13 +49,14 @@ class PulumiCommand:
         deadline_seconds: float,
         on_start: Callable[[ProcessId], None] | None = None,
         stdin: str | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> Completed:
         """Run to the end, or until the deadline or `interrupt`.
 
         `on_start` is told the process before it is waited for; if it raises, the process is ended and the error goes on.
         Raises OutcomeUnknown when the command was cut short, SetupError when it cannot be started.
         """
-        process = self._start(arguments, folder, stdin is not None)
+        process = self._start(arguments, folder, with_input=stdin is not None, environment=environment or {})
         identity = ProcessId.of(process.pid)
         try:
             if on_start is not None:
@@ -84,7 +85,9 @@ class PulumiCommand:
                 with contextlib.suppress(ProcessLookupError):
                     process.send_signal(signal.SIGINT)
 
-    def _start(self, arguments: list[str], folder: Path, with_input: bool) -> subprocess.Popen[str]:
+    def _start(
+        self, arguments: list[str], folder: Path, *, with_input: bool, environment: Mapping[str, str]
+    ) -> subprocess.Popen[str]:
         command = [str(self._program), "--non-interactive", *arguments]
         guard = shutil.which("setpriv")
         if guard:
@@ -97,7 +100,7 @@ class PulumiCommand:
                 process = subprocess.Popen(
                     command,
                     cwd=folder,
-                    env=self._environment,
+                    env={**self._environment, **environment},
                     stdin=subprocess.PIPE if with_input else subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,

@@ -1,7 +1,7 @@
-"""The engine: up, destroy, refresh, preview, what a stack owns, and drop. The only user of Pulumi's Automation API.
+"""The engine: up, destroy, refresh, preview, what a stack owns, and drop. The only caller of the pulumi program.
 
-Each operation is one call of the pulumi program: the SDK's `Stack.up` makes four (about 0.2 s each), and its runner
-has no deadline. Of the SDK, the language server for inline programs is used.
+Each operation is one call of it, as the SDK's Automation API makes four (about 0.2 s each) and has no deadline; see
+docs/adr/0001 for what was measured.
 
 Every stack gets a work folder of its own under `folder`; the engine's home, with its logs, is there too, so that all
 that is written besides the state is in one bounded place.
@@ -14,9 +14,7 @@ import json
 import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent import futures
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from orca_infra.errors import SetupError
 from orca_infra.process import ProcessId
 from orca_infra.stack.command import Completed, PulumiCommand
 from orca_infra.stack.outcome import Events, ResourceChange, StackMissing, raise_for, read_events
+from orca_infra.stack.program import Program, serve
 from orca_infra.stack.tools import require_tool, search_path
 
 PROJECT = "orca-infra"
@@ -32,7 +31,6 @@ PROJECT = "orca-infra"
 STATE_SECONDS = 60.0
 _NO_EVENTS = Events((), (), ())
 
-Program = Callable[[], None]
 OnStart = Callable[[ProcessId], None]
 
 
@@ -98,12 +96,14 @@ class Engine:
     Every operation raises, besides what it names: StackLocked, EngineFailed, OutcomeUnknown, Transient, SetupError.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, environment: Mapping[str, str] | None = None) -> None:
+        """`environment`: what providers need besides, such as KUBECONFIG."""
         self._folder = config.folder
         self._home = config.folder / "home"
         self._make_home()
         environment = {
             **os.environ,
+            **(environment or {}),
             **engine_environment(config),
             "PULUMI_HOME": str(self._home),
             "PULUMI_AUTOMATION_API": "true",
@@ -119,12 +119,24 @@ class Engine:
     ) -> tuple[ResourceChange, ...]:
         """Make what `program` declares, for `targets` (URNs) alone when there are any; makes the stack when missing."""
         arguments = ["up", "--yes", "--skip-preview", *_targets(targets)]
-        with _language_server(program) as address:
+        with serve(program) as address:
             try:
                 return self._operate([*arguments, f"--client={address}"], stack, deadline_seconds, on_start)
             except StackMissing:
                 self.init(stack)
                 return self._operate([*arguments, f"--client={address}"], stack, deadline_seconds, on_start)
+
+    def up_new(
+        self, stack: str, program: Program, *, deadline_seconds: float, on_start: OnStart
+    ) -> tuple[ResourceChange, ...]:
+        """Make a stack and all that `program` declares, once: state is saved at the end only, and one failure stops no other.
+
+        An operation that is cut short leaves objects that the state lacks. EngineFailed has the changes beside the failures.
+        """
+        self.init(stack)
+        with serve(program) as address:
+            arguments = ["up", "--yes", "--skip-preview", "--continue-on-error", f"--client={address}"]
+            return self._operate(arguments, stack, deadline_seconds, on_start, {"PULUMI_SKIP_CHECKPOINTS": "true"})
 
     def destroy(
         self, stack: str, *, targets: tuple[str, ...], deadline_seconds: float, on_start: OnStart
@@ -145,7 +157,7 @@ class Engine:
 
     def preview(self, stack: str, program: Program, *, deadline_seconds: float) -> tuple[ResourceChange, ...]:
         """What an `up` would change; nothing is changed."""
-        with _language_server(program) as address:
+        with serve(program) as address:
             return self._operate(["preview", f"--client={address}"], stack, deadline_seconds, None)
 
     def init(self, stack: str) -> None:
@@ -194,7 +206,12 @@ class Engine:
         self._command.interrupt()
 
     def _operate(
-        self, arguments: list[str], stack: str, deadline_seconds: float, on_start: OnStart | None
+        self,
+        arguments: list[str],
+        stack: str,
+        deadline_seconds: float,
+        on_start: OnStart | None,
+        environment: Mapping[str, str] | None = None,
     ) -> tuple[ResourceChange, ...]:
         with tempfile.NamedTemporaryFile(dir=self._stack_folder(stack), prefix="events-", suffix=".json") as log:
             completed = self._run(
@@ -202,6 +219,7 @@ class Engine:
                 stack,
                 deadline_seconds=deadline_seconds,
                 on_start=on_start,
+                environment=environment,
             )
             with open(log.name, encoding="utf-8", errors="replace") as lines:
                 events = read_events(lines)
@@ -225,9 +243,15 @@ class Engine:
         deadline_seconds: float = STATE_SECONDS,
         on_start: OnStart | None = None,
         stdin: str | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> Completed:
         return self._command.run(
-            arguments, self._stack_folder(stack), deadline_seconds=deadline_seconds, on_start=on_start, stdin=stdin
+            arguments,
+            self._stack_folder(stack),
+            deadline_seconds=deadline_seconds,
+            on_start=on_start,
+            stdin=stdin,
+            environment=environment,
         )
 
     def _stack_folder(self, stack: str) -> Path:
@@ -258,22 +282,3 @@ def _no_space_is_said(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise SetupError(f"the engine's work folder {folder} cannot be written: {error.strerror}") from error
-
-
-@contextlib.contextmanager
-def _language_server(program: Program) -> Iterator[str]:
-    """Serve `program` to the engine as an inline program; gives the address for --client."""
-    # Imported here: half a second, and only operations that run a program need it.
-    import grpc
-    from pulumi.automation._server import LanguageServer
-    from pulumi.runtime.proto import language_pb2_grpc
-
-    server = grpc.server(futures.ThreadPoolExecutor(max_workers=4, thread_name_prefix="program"))
-    language_pb2_grpc.add_LanguageRuntimeServicer_to_server(LanguageServer(program), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        stopped: threading.Event = server.stop(grace=0)
-        stopped.wait(5)

@@ -12,9 +12,10 @@ from typing import TypeVar
 from orca_infra.db.connection import Database, Transaction, load_queries
 from orca_infra.errors import Conflict, EngineFailed, OrcaError, OutcomeUnknown, StackLocked, Transient
 from orca_infra.process import ProcessId, boot_id, is_alive
-from orca_infra.stack.engine import Engine, Program, StackState
+from orca_infra.stack.engine import Engine, StackState
 from orca_infra.stack.locks import break_lock, holder_is_dead
 from orca_infra.stack.outcome import ResourceChange
+from orca_infra.stack.program import Program
 
 _SQL = load_queries("engine")
 _MESSAGE_LIMIT = 2000
@@ -67,6 +68,25 @@ class RecordedEngine:
             ),
         )
 
+    def up_new(self, stack: str, program: Program) -> Changes:
+        """Make a stack that is upped this once; what it owns is for the caller to store. Raises EngineFailed with changes."""
+        return self._record(
+            "up",
+            stack,
+            (),
+            lambda on_start: self._engine.up_new(
+                stack, program, deadline_seconds=self._deadline_seconds, on_start=on_start
+            ),
+            store=False,
+        )
+
+    def drop(self, stack: str) -> None:
+        """Forget the stack, whatever its state holds. Locks of dead engines are broken first."""
+        self._verify()
+        self._unlocked(stack, lambda: self._engine.drop(stack))
+        with self._database.transaction() as transaction:
+            transaction.run(_SQL["settle_stack"], {"stack": stack})
+
     def unsettled(self) -> list[str]:
         """Stacks of which an operation's end is not known; `settle` each before deciding anything about it."""
         with self._database.snapshot() as transaction:
@@ -102,7 +122,13 @@ class RecordedEngine:
             transaction.run(_SQL["prune_operations"], {"kept_seconds": kept_seconds})
 
     def _record(
-        self, kind: str, stack: str, targets: tuple[str, ...], operate: Callable[[Callable[[ProcessId], None]], Changes]
+        self,
+        kind: str,
+        stack: str,
+        targets: tuple[str, ...],
+        operate: Callable[[Callable[[ProcessId], None]], Changes],
+        *,
+        store: bool = True,
     ) -> Changes:
         self._verify()
         with self._database.transaction() as transaction:
@@ -138,13 +164,13 @@ class RecordedEngine:
         except BaseException as error:
             self._end(operation, OutcomeUnknown.__name__, type(error).__name__)
             raise
-        self._end(operation, "Done", "", lambda transaction: _store(transaction, stack, changes))
+        self._end(operation, "Done", "", lambda transaction: _store(transaction, stack, changes if store else ()))
         return changes
 
     def _end(
         self, operation: int, outcome: str, message: str, also: Callable[[Transaction], None] = lambda _: None
     ) -> None:
-        """Write down the end, unless the lead was lost meanwhile: then the operation stays open, and the new leader settles it."""
+        """Write down the end; when the lead was lost meanwhile the operation stays open, for the new leader to settle."""
         self._verify()
         with self._database.transaction() as transaction:
             also(transaction)

@@ -29,6 +29,9 @@ _CANCELLED = 8
 # An interrupted operation ends with exit code 1 and these words, whether or not its last step was carried out.
 _INTERRUPTED = re.compile(r"(?:update|destroy|refresh|preview) cancell?ed")
 
+# The state could not be written before or after a resource's step; the resource's own failure it is not.
+_STATE_TROUBLE = re.compile(r"(?:pre|post)-step event returned an error")
+
 _LOCK = re.compile(
     r"(?P<key>\.pulumi/locks/\S+?\.json)\S*: created by \S+?@(?P<host>\S+) \(pid (?P<pid>\d+)\)", re.MULTILINE
 )
@@ -52,6 +55,7 @@ _TROUBLE: tuple[tuple[re.Pattern[str], Callable[[str], OrcaError]], ...] = (
         ),
         lambda text: Transient(f"the engine could not reach its state or its provider: {text}"),
     ),
+    (_STATE_TROUBLE, lambda text: OutcomeUnknown(f"the engine could not write its state: {text}")),
 )
 
 
@@ -108,7 +112,7 @@ def read_events(lines: Iterable[str]) -> Events:
             message = _plain(diagnostic["message"])
             if message.startswith(_NOISE):
                 continue
-            if _is_resource(diagnostic.get("urn", "")):
+            if _is_resource(diagnostic.get("urn", "")) and not _STATE_TROUBLE.match(message):
                 failures.append(ResourceFailure(urn=diagnostic["urn"], message=message))
             else:
                 errors.append(message)

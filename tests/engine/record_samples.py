@@ -53,10 +53,10 @@ class Recorder:
         self.processes: list[ProcessId] = []
 
     def make_engine(self, backend_url: str, passphrase: Path | None = None) -> Engine:
+        """An engine; with a passphrase of its own also in a folder of its own, since that keeps the other's salt."""
+        folder = self.folder / ("engine" if passphrase is None else "engine-of-another")
         return Engine(
-            EngineConfig(
-                backend_url=backend_url, passphrase_file=passphrase or self.passphrase, folder=self.folder / "engine"
-            )
+            EngineConfig(backend_url=backend_url, passphrase_file=passphrase or self.passphrase, folder=folder)
         )
 
     def watch(self) -> None:
@@ -73,7 +73,7 @@ class Recorder:
 
         engine_module.read_events, engine_module.raise_for = reading, raising
 
-    def up(self, name: str, /, engine: Engine | None = None, **more: str) -> None:
+    def up(self, name: str, engine: Engine | None = None, stack: str = STACK, /, **more: str) -> None:
         declaration = {
             "folder": str(self.cloud.folder),
             "name": name,
@@ -84,11 +84,11 @@ class Recorder:
             "environment": {"ORCA_TOKEN": "{{orca-token}}"},
             **more,
         }
-        self.run(engine or self.engine, machine_program(TYPE, {name: (declaration, 's3cr3t"x')}), name)
+        self.run(engine or self.engine, machine_program(TYPE, {name: (declaration, 's3cr3t"x')}), name, stack)
 
-    def run(self, engine: Engine, program: Callable[[], None], name: str) -> None:
-        urn = f"urn:pulumi:{STACK}::orca-infra::{TYPE}::{name}"
-        engine.up(STACK, program, targets=(urn,), deadline_seconds=60, on_start=self.started)
+    def run(self, engine: Engine, program: Callable[[], None], name: str, stack: str = STACK) -> None:
+        urn = f"urn:pulumi:{stack}::orca-infra::{TYPE}::{name}"
+        engine.up(stack, program, targets=(urn,), deadline_seconds=60, on_start=self.started)
 
     def started(self, process: ProcessId) -> None:
         self.processes.append(process)
@@ -118,6 +118,7 @@ class Recorder:
         """Without what names this machine or this day."""
         text = text.replace(str(self.folder), "/tmp/home").replace(str(Path.cwd()), "/tmp/checkout")
         text = text.replace(socket.gethostname(), "host-1").replace(f"{os.environ.get('USER', 'root')}@", "user@")
+        text = re.sub(r"/[^\s\"]+/(\w+\.py)", r"/tmp/\1", text)
         text = re.sub(r"/\S+/(?:pulumi-resource-orca|pulumi)\b", "/tmp/bin/pulumi", text)
         text = re.sub(r"\(pid \d+\)", "(pid 4242)", text)
         text = re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d)", "2026-01-02T03:04:05Z", text)
@@ -174,6 +175,10 @@ def main() -> None:
         wrong = folder / "wrong"
         wrong.write_text("another passphrase\n")
         elsewhere = recorder.make_engine(f"file://{folder / 'state'}", wrong)
+        engine.init("test.machines.empty")
+        recorder.record(
+            "passphrase-wrong-in-a-step", lambda: recorder.up("m-1", elsewhere, "test.machines.empty")
+        )
         recorder.record("passphrase-wrong", lambda: recorder.up("m-1", elsewhere))
         closed = recorder.make_engine("postgres://nobody:s3cr3t@127.0.0.1:1/none?sslmode=disable")
         recorder.record("state-unreachable", lambda: recorder.up("m-1", closed))
@@ -193,6 +198,7 @@ def main() -> None:
         recorder.up("m-5")
         targets = (f"urn:pulumi:{STACK}::orca-infra::{TYPE}::m-5",)
         recorder.record("destroy-done", lambda: engine.destroy(STACK, targets=targets, **never))  # type: ignore[arg-type]
+        record_lock_of_postgres(recorder)
     finally:
         for process in recorder.processes:
             end_session(process, 0.5)
@@ -200,6 +206,25 @@ def main() -> None:
         for machine in cloud.list():
             cloud.delete(machine.name)
         shutil.rmtree(folder)
+
+
+def record_lock_of_postgres(recorder: Recorder) -> None:
+    """The same lock with the state in Postgres."""
+    from orca_infra.db import embedded
+    from orca_infra.db.connection import backend_url
+
+    recorder.folder.chmod(0o755)
+    try:
+        engine = recorder.make_engine(backend_url(embedded.start(recorder.folder / "postgres")))
+        recorder.cloud.arm("create", "", seconds=4)
+        thread = threading.Thread(target=lambda: recorder.up("m-6", engine))
+        thread.start()
+        while (recorder.cloud.folder / "faults.json").exists():
+            thread.join(0.05)
+        recorder.record("locked-postgres", lambda: recorder.up("m-7", engine))
+        thread.join()
+    finally:
+        embedded.stop(recorder.folder / "postgres")
 
 
 def thing(kind: str) -> None:

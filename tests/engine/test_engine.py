@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,7 +47,8 @@ TOKEN = 's3cr3t"x'
 class Bench:
     """An engine, a cloud and the processes that the engine started."""
 
-    def __init__(self, surroundings: Surroundings) -> None:
+    def __init__(self, surroundings: Surroundings, background: Callable[..., Any]) -> None:
+        self.background = background
         self.config = surroundings.engine
         self.url = surroundings.url
         self.home = surroundings.settings.home
@@ -90,10 +91,10 @@ class Bench:
             stack, targets=(urn(name, stack),), deadline_seconds=60, on_start=self.started.append
         )
 
-    def slow_up(self, name: str = "m-1", *, seconds: float = 60, **more: Any) -> Background:
+    def slow_up(self, name: str = "m-1", *, seconds: float = 60, **more: Any) -> Any:
         """An up whose create takes long; it is at it when this returns."""
         self.cloud.arm("create", "", seconds=seconds)
-        background = Background(lambda: self.up(name, **more))
+        background = self.background(lambda: self.up(name, **more))
         # The fault is used up when the create begins.
         deadline = time.monotonic() + 20
         while (self.cloud.folder / "faults.json").exists() and time.monotonic() < deadline:
@@ -102,34 +103,8 @@ class Bench:
         return background
 
     def process_of(self, name: str) -> ProcessId:
-        import json
-
         process = json.loads((self.cloud.folder / "machines" / name / "process.json").read_text())
         return ProcessId(process["pid"], process["started"])
-
-
-class Background:
-    """A call on a thread of its own, with its result or its error."""
-
-    def __init__(self, call: Callable[[], object]) -> None:
-        self.result: object = None
-        self.error: BaseException | None = None
-        self._call = call
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.result = self._call()
-        except BaseException as error:
-            self.error = error
-
-    def join(self, seconds: float = 30) -> None:
-        self._thread.join(seconds)
-
-    @property
-    def ended(self) -> bool:
-        return not self._thread.is_alive()
 
 
 def urn(name: str, stack: str = STACK) -> str:
@@ -137,12 +112,14 @@ def urn(name: str, stack: str = STACK) -> str:
 
 
 @pytest.fixture
-def bench(surroundings: Callable[..., Surroundings]) -> Iterator[Callable[..., Bench]]:
+def bench(
+    surroundings: Callable[..., Surroundings], background: Callable[..., Any]
+) -> Iterator[Callable[..., Bench]]:
     """Makes a bench, with its state where asked; its engines are ended afterwards."""
     made: list[Bench] = []
 
     def make(state: str = "file") -> Bench:
-        made.append(Bench(surroundings(state)))
+        made.append(Bench(surroundings(state), background))
         return made[-1]
 
     yield make
@@ -309,7 +286,7 @@ def test_a_wrong_passphrase_is_a_sentence_that_names_the_variable(bench: Callabl
     other = Engine(
         EngineConfig(backend_url=b.config.backend_url, passphrase_file=wrong, folder=b.home / "engine-of-another")
     )
-    with pytest.raises(SetupError, match=r"incorrect passphrase; PULUMI_CONFIG_PASSPHRASE_FILE"):
+    with pytest.raises(SetupError, match=r"incorrect passphrase.*; PULUMI_CONFIG_PASSPHRASE_FILE has to name"):
         b.up(engine=other)
     assert b.cloud.list() == []
 
@@ -317,7 +294,7 @@ def test_a_wrong_passphrase_is_a_sentence_that_names_the_variable(bench: Callabl
 def test_a_plugin_that_is_missing_is_said_at_once_and_never_looked_for_on_the_network(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A proxy that nobody serves: whoever asks the network fails slowly or with other words.
+    # A proxy that nobody serves: whoever asks the network fails with other words.
     for name in ("HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     b = bench()
@@ -344,10 +321,8 @@ def test_past_its_deadline_an_operation_is_ended_whole_and_its_outcome_is_unknow
     with pytest.raises(OutcomeUnknown, match="after its deadline of 2 s"):
         b.up(deadline=2)
     assert session_members(b.started[-1]) == []
-    # What it left is told of as pending, and the lock, whose holder is dead.
     held = b.engine.state(STACK)
     assert (held.resources, held.pending) == ((), (urn("m-1"),))
-    assert len(lock_keys(b)) == 1
 
 
 def test_interrupted_twice_the_engine_gets_one_signal_ends_its_step_frees_the_lock_and_starts_no_more(
@@ -419,7 +394,7 @@ def files_with(folder: Path, text: str) -> list[str]:
 def table_with(url: str, text: str) -> int:
     session = Session(url)
     row = session.row(
-        "select count(*) from pulumi_state where position(%(text)s::bytea in data) > 0", {"text": text.encode()}
+        "select count(*) from pulumi_state where strpos(data::text, %(text)s) > 0", {"text": text}
     )
     session.close()
     return int(row[0]) if row else 0
@@ -429,16 +404,16 @@ def table_with(url: str, text: str) -> int:
 def test_two_stacks_upped_at_once_from_two_threads_do_not_mix(bench: Callable[..., Bench], state: str) -> None:
     b = bench(state)
     both = {
-        name: Background(
+        name: b.background(
             lambda name=name: b.up(  # type: ignore[misc]
                 name, stack=f"test.machines.{name}", token=f"token of {name}", labels={"orca-pool": name}
             )
         )
         for name in ("m-1", "m-2")
     }
-    for background in both.values():
-        background.join()
-        assert background.error is None
+    for up in both.values():
+        up.join()
+        assert up.error is None
     for name in both:
         [owned] = b.engine.state(f"test.machines.{name}").resources
         assert (owned.name, owned.outputs["labels"]) == (name, {"orca-pool": name})

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-import grpc.aio  # type: ignore[import-untyped]  # it ships no types
+import grpc.aio
 from pulumi.provider.experimental import provider
 from pulumi.provider.experimental.property_value import PropertyValue
 from pulumi.provider.experimental.server import ProviderServicer

@@ -1,0 +1,69 @@
+-- Named statements of the cohorts; %(...)s are parameters.
+
+-- name: cluster_identity
+insert into orca.cluster_identity (uid, server) values (%(uid)s, %(server)s) on conflict do nothing
+
+-- name: cluster_uid
+select uid from orca.cluster_identity
+
+-- name: open_objects
+-- What is still to be made, of rows that live; whole runs, the oldest first.
+with owners as (
+    select c.run, c.start, null::text as pod, c.created_at from orca.run_clusters c
+    where %(scope)s = 'runs' and c.ended_at is null and c.ending_reason is null
+    union all
+    select null, null, p.name, p.created_at from orca.runtime_pods p
+    where %(scope)s = 'runtimes' and p.ended_at is null and p.ending_reason is null
+), due as (
+    select w.* from owners w where exists (
+        select from orca.kube_objects o
+        where o.scope = %(scope)s and o.uid is null and (o.next_try_at is null or o.next_try_at <= now())
+          and (o.run = w.run and o.start = w.start or o.pod = w.pod)
+    ) order by w.created_at limit %(limit)s
+)
+select o.namespace, o.kind, o.name, o.rendered, o.run, o.start, o.pod, j.uid as job_uid
+from due d join orca.kube_objects o on (o.run = d.run and o.start = d.start) or o.pod = d.pod
+left join orca.kube_objects j on j.run = o.run and j.start = o.start and j.position = 0 and o.position > 0
+where o.uid is null
+order by d.created_at, o.run, o.position
+
+-- name: begin_cohort
+with n as (select nextval('orca.cohort_numbers') as number)
+insert into orca.cohorts (stack, number, scope) select %(prefix)s || number, number, %(scope)s from n returning stack
+
+-- name: put_in_cohort
+update orca.kube_objects set cohort = %(stack)s
+where (namespace, kind, name) in (select * from unnest(%(namespaces)s::text[], %(kinds)s::text[], %(names)s::text[]))
+
+-- name: confirm_object
+update orca.kube_objects set uid = %(uid)s, confirmed_at = now(), refused = ''
+where namespace = %(namespace)s and kind = %(kind)s and name = %(name)s and uid is null
+
+-- name: refuse_object
+-- Tried again after 5 s, doubling to 60.
+update orca.kube_objects
+set refused = %(message)s, tries = tries + 1, next_try_at = now() + make_interval(secs => least(60, 5 * 2 ^ least(tries, 4)))
+where namespace = %(namespace)s and kind = %(kind)s and name = %(name)s and uid is null
+
+-- name: end_cohort
+update orca.cohorts set ended_at = now(), outcome = %(outcome)s where stack = %(stack)s
+
+-- name: abandon_cohorts
+-- Cohorts whose up was cut short: what they left goes with the next.
+update orca.cohorts set ended_at = now(), outcome = 'OutcomeUnknown' where ended_at is null and scope = %(scope)s
+
+-- name: empty_cohorts
+-- Cohorts that declare nothing any more.
+select c.stack from orca.cohorts c
+where c.scope = %(scope)s and c.ended_at is not null
+  and not exists (select from orca.kube_objects o where o.cohort = c.stack)
+order by c.number limit %(limit)s
+
+-- name: forget_cohort
+delete from orca.cohorts where stack = %(stack)s
+
+-- name: forget_objects
+delete from orca.kube_objects where run = %(run)s and start = %(start)s
+
+-- name: known_objects
+select namespace, kind, name, uid from orca.kube_objects where scope = %(scope)s

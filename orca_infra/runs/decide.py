@@ -1,0 +1,171 @@
+"""Which runs get a cluster, which starts end and why, and what is swept: a pure function of the snapshot and the limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from orca_infra.runs.model import (
+    ClusterRow,
+    Ending,
+    EndReason,
+    Finish,
+    QueuedRun,
+    Role,
+    RunLimits,
+    RunPlan,
+    RunSnapshot,
+    SeenObject,
+    Sweep,
+)
+
+_IMAGE_TROUBLE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
+_EVICTIONS = ("Evicted", "Preempting", "NodeLost", "Shutdown", "Terminated", "NodeShutdown")
+
+
+def decide(snapshot: RunSnapshot, limits: RunLimits) -> RunPlan:
+    """The plan of one pass over the run clusters."""
+    seen: dict[tuple[int, int], list[SeenObject]] = {}
+    for item in snapshot.objects:
+        if item.run is not None and item.start is not None:
+            seen.setdefault((item.run, item.start), []).append(item)
+    endings: list[Ending] = []
+    sweeps: list[Sweep] = []
+    finishes: list[Finish] = []
+    for row in snapshot.rows:
+        objects = seen.get(row.key, [])
+        ending = _ending(row, objects, snapshot, limits)
+        if ending is None:
+            continue
+        if row.ending_reason is None:
+            endings.append(ending)
+        if objects:
+            drivers = tuple(o for o in objects if o.kind == "Pod" and o.role == Role.DRIVER)
+            sweeps.append(Sweep(run=row.run, start=row.start, drivers=drivers, objects=_to_delete(objects)))
+        elif row.ending_reason is not None:
+            finishes.append(_finish(row, ending))
+    strays = _strays(snapshot, limits)
+    too_many = len(strays) > limits.stray_max
+    admit, waiting = _admit(snapshot, limits)
+    return RunPlan(
+        admit=admit,
+        endings=tuple(endings),
+        sweeps=tuple(sweeps),
+        finishes=tuple(finishes),
+        strays=() if too_many else strays,
+        strays_held=strays if too_many else (),
+        waiting=waiting,
+    )
+
+
+def _ending(row: ClusterRow, objects: Iterable[SeenObject], snapshot: RunSnapshot, limits: RunLimits) -> Ending | None:
+    """Why this start ends, or None; the reasons in the order in which they count."""
+
+    def end(reason: EndReason, detail: str) -> Ending:
+        return Ending(run=row.run, start=row.start, reason=reason, detail=detail)
+
+    if row.ending_reason is not None:
+        return end(EndReason(row.ending_reason), row.ending_detail)
+    if row.run_state != "running" or row.run_start != row.start:
+        return end(EndReason.ENDED, f"the run is {row.run_state} at start {row.run_start}")
+    objects = list(objects)
+    job = next((o for o in objects if o.kind == "Job"), None)
+    pods = [o for o in objects if o.kind == "Pod"]
+    if row.job_uid is not None and row.job_uid in snapshot.gone:
+        return end(EndReason.VANISHED, "its Job is gone and was not deleted by this program")
+    head = next((p for p in pods if p.role == Role.HEAD), None)
+    if row.head_uid is not None and (row.head_uid in snapshot.gone or (head and (head.deleting or _over(head)))):
+        return end(EndReason.HEAD_LOST, f"its head is gone or over{_because(head)}")
+    if job is not None and job.finished:
+        return end(*_of_finished(job, [p for p in pods if p.role == Role.DRIVER]))
+    age = (snapshot.now - row.created_at).total_seconds()
+    if age >= limits.start_seconds:
+        if row.refused:
+            return end(EndReason.REFUSED, row.refused)
+        for pod in pods:
+            if pod.waiting in _IMAGE_TROUBLE:
+                return end(EndReason.IMAGE_PULL, f"{pod.name}: {pod.waiting}")
+            if pod.phase == "Pending":
+                return end(EndReason.NEVER_STARTED, f"{pod.name}: {pod.waiting or 'Pending'}")
+    return None
+
+
+def _of_finished(job: SeenObject, drivers: list[SeenObject]) -> tuple[EndReason, str]:
+    """The typed reason of a Job that is over while its run says that it runs."""
+    if job.failed == "DeadlineExceeded":
+        return EndReason.DEADLINE_EXCEEDED, "its Job was ended at its deadline"
+    for driver in drivers:
+        if driver.failed == "OOMKilled":
+            return EndReason.OOM_KILLED, f"{driver.name} used more memory than it may"
+        if driver.failed in _EVICTIONS:
+            return EndReason.EVICTED, f"{driver.name}: {driver.failed}"
+    codes = [f"exit code {d.exit_code}" for d in drivers if d.exit_code is not None]
+    return (
+        EndReason.DRIVER_FAILED,
+        f"its driver ended without a word ({codes[0] if codes else job.failed or 'no Pod left'})",
+    )
+
+
+def _over(pod: SeenObject) -> bool:
+    return pod.phase is not None and pod.phase.is_terminal
+
+
+def _because(pod: SeenObject | None) -> str:
+    return f": {pod.failed}" if pod is not None and pod.failed else ""
+
+
+def _to_delete(objects: Iterable[SeenObject]) -> tuple[SeenObject, ...]:
+    """Everything that is not going away yet; the Job first, so that its controller makes no Pod anew."""
+    left = [item for item in objects if not item.deleting]
+    return tuple(sorted(left, key=lambda item: (item.kind != "Job", item.name)))
+
+
+def _finish(row: ClusterRow, ending: Ending) -> Finish:
+    """Nothing of the start is left. A run that still says that it runs at this start is queued again, or fails."""
+    to_state = None
+    if ending.reason is not EndReason.ENDED:
+        to_state = "failed" if row.max_starts is not None and row.start >= row.max_starts else "queued"
+    return Finish(run=row.run, start=row.start, reason=ending.reason, to_state=to_state, detail=ending.detail)
+
+
+def _strays(snapshot: RunSnapshot, limits: RunLimits) -> tuple[SeenObject, ...]:
+    """What carries this stack's identity and a role, is owned by nothing, named by no row, and past the grace."""
+    return tuple(
+        item
+        for item in snapshot.objects
+        if not item.owned
+        and not item.deleting
+        and item.uid not in snapshot.known
+        and (item.kind, item.namespace, item.name) not in snapshot.desired
+        and (snapshot.now - item.created_at).total_seconds() > limits.stray_grace_seconds
+    )
+
+
+def _admit(snapshot: RunSnapshot, limits: RunLimits) -> tuple[tuple[QueuedRun, ...], dict[int, str]]:
+    """Admit oldest first.
+
+    One that its pipeline holds, or that is larger than the whole budget, is passed over; the first that does not fit what
+    is free ends the pass's admission.
+    """
+    budget = limits.budget_millis
+    free = None if budget is None else budget - sum(row.cpu_millis for row in snapshot.rows)
+    running = dict(snapshot.running)
+    admit: list[QueuedRun] = []
+    waiting: dict[int, str] = {}
+    for run in snapshot.queued:
+        cost = limits.sizes.cpu_of(run.workers)
+        held = not run.fill and run.max_runs is not None and running.get(run.pipeline, 0) >= run.max_runs
+        if held:
+            waiting[run.run] = f"its pipeline runs max_runs ({run.max_runs}) already"
+        elif budget is not None and cost > budget:
+            waiting[run.run] = f"it needs {cost}m of CPU, more than the whole budget of {budget}m"
+        elif free is not None and cost > free:
+            waiting[run.run] = f"it needs {cost}m of CPU, and {max(0, free)}m of the budget is free"
+            break
+        elif len(admit) >= limits.admit_max:
+            break
+        else:
+            admit.append(run)
+            free = None if free is None else free - cost
+            if not run.fill:
+                running[run.pipeline] = running.get(run.pipeline, 0) + 1
+    return tuple(admit), waiting

@@ -1,0 +1,249 @@
+"""The nouns of the run clusters, frozen. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+Manifest = Mapping[str, Any]
+
+
+class Role(StrEnum):
+    """What a Pod of a run is, in label `orca.role`."""
+
+    DRIVER = "driver"
+    HEAD = "head"
+    WORKER = "worker"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """One start of a run, as its cluster is made from it.
+
+    Attributes:
+        start: the run's start count after this start.
+        workers: how many dista workers; 0: the driver alone.
+
+    """
+
+    run: int
+    start: int
+    pipeline: str
+    image: str
+    workers: int = 0
+    allow_new_code: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """CPU requests as Kubernetes quantities with their thousandths, and the memory request of each Pod."""
+
+    driver_cpu: str = "500m"
+    head_cpu: str = "250m"
+    worker_cpu: str = "1"
+    driver_millis: int = 500
+    head_millis: int = 250
+    worker_millis: int = 1000
+    memory: str = "512Mi"
+
+    def cpu_of(self, workers: int) -> int:
+        """A run's total CPU request in thousandths."""
+        return self.driver_millis + ((self.head_millis + workers * self.worker_millis) if workers else 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLimits:
+    """What restrains the run clusters; see settings.py.
+
+    Attributes:
+        start_seconds: a Pod that cannot start, or an object that is refused, for this long ends its start.
+        budget_millis: CPU that all run clusters may request together; None: no limit.
+        admit_max: runs admitted in one pass at the most.
+
+    """
+
+    sizes: Sizes
+    start_seconds: float
+    stray_grace_seconds: float
+    stray_max: int
+    budget_millis: int | None = None
+    admit_max: int = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuedRun:
+    """A run that waits for a cluster, with what its pipeline allows."""
+
+    run: int
+    start: int
+    pipeline: str
+    image: str
+    workers: int
+    allow_new_code: bool
+    fill: bool
+    max_runs: int | None
+    queued_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterRow:
+    """A start that this program wrote down and has not ended.
+
+    Attributes:
+        start: of this row; `run_start` is what the run says of itself now.
+        job_uid, head_uid: once they were confirmed.
+        open_objects: how many of its objects are still to be made.
+        refused: what the API server says of one that it does not take, or empty.
+        ending_reason: why it ends, once that was written down.
+
+    """
+
+    run: int
+    start: int
+    pipeline: str
+    cpu_millis: int
+    created_at: datetime
+    run_state: str
+    run_start: int
+    max_starts: int | None = None
+    job_uid: str | None = None
+    head_uid: str | None = None
+    open_objects: int = 0
+    refused: str = ""
+    ending_reason: str | None = None
+    ending_detail: str = ""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.run, self.start
+
+
+class PodPhase(StrEnum):
+    """A Pod's phase, as Kubernetes has it."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    UNKNOWN = "Unknown"
+
+    @property
+    def is_terminal(self) -> bool:
+        return self in {PodPhase.SUCCEEDED, PodPhase.FAILED}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenObject:
+    """An object of the cluster that carries this stack's identity and a role.
+
+    Attributes:
+        run, start: from its labels; None when they are none.
+        owned: whether it has owner references, and so goes with its owner.
+        deleting: its deletion has begun.
+        phase: of a Pod.
+        waiting: why a Pod's container does not run, in Kubernetes' words (ImagePullBackOff, Unschedulable).
+        failed: why a Pod failed or a container ended (OOMKilled, Evicted, Error); of a Job, its Failed condition's reason.
+        finished: a Job that completed or failed.
+
+    """
+
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+    created_at: datetime
+    role: str
+    run: int | None = None
+    start: int | None = None
+    owned: bool = False
+    deleting: bool = False
+    phase: PodPhase | None = None
+    waiting: str = ""
+    failed: str = ""
+    exit_code: int | None = None
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSnapshot:
+    """All that one pass over the run clusters knows.
+
+    Attributes:
+        queued: runs that wait for a cluster, oldest first; those of paused pipelines and without an image are not among them.
+        running: by pipeline, its running runs, fill runs not counted.
+        known: uids of objects that rows name.
+        desired: (kind, namespace, name) of objects that rows want.
+        gone: uids that the server, asked by name, says are gone.
+
+    """
+
+    now: datetime
+    queued: tuple[QueuedRun, ...] = ()
+    running: Mapping[str, int] = field(default_factory=dict)
+    rows: tuple[ClusterRow, ...] = ()
+    objects: tuple[SeenObject, ...] = ()
+    known: frozenset[str] = frozenset()
+    desired: frozenset[tuple[str, str, str]] = frozenset()
+    gone: frozenset[str] = frozenset()
+
+
+class EndReason(StrEnum):
+    """Why a start's row ends. All but ENDED are ends without a word: the run itself did not say that it ended."""
+
+    ENDED = "Ended"
+    DRIVER_FAILED = "DriverFailed"
+    OOM_KILLED = "OOMKilled"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    IMAGE_PULL = "ImagePull"
+    HEAD_LOST = "HeadLost"
+    EVICTED = "Evicted"
+    NEVER_STARTED = "NeverStarted"
+    VANISHED = "Vanished"
+    REFUSED = "Refused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """A start that has to end; written down before anything is deleted."""
+
+    run: int
+    start: int
+    reason: EndReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """Objects of a start that ends, to be deleted by uid after the drivers' logs were saved."""
+
+    run: int
+    start: int
+    drivers: tuple[SeenObject, ...]
+    objects: tuple[SeenObject, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """A start of which nothing is left: the run is moved (for an end without a word) and the row ends."""
+
+    run: int
+    start: int
+    reason: EndReason
+    to_state: str | None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """What decide came to. `waiting`: why queued runs were not admitted, by run."""
+
+    admit: tuple[QueuedRun, ...] = ()
+    endings: tuple[Ending, ...] = ()
+    sweeps: tuple[Sweep, ...] = ()
+    finishes: tuple[Finish, ...] = ()
+    strays: tuple[SeenObject, ...] = ()
+    strays_held: tuple[SeenObject, ...] = ()
+    waiting: Mapping[int, str] = field(default_factory=dict)

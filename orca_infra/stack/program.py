@@ -1,0 +1,147 @@
+"""Programs of the loop's stacks: they register resources with the engine directly, without the SDK's resource classes.
+
+The SDK resolves every property of every resource as an awaitable, which costs five times the CPU of all the rest for what is
+only a list of finished objects (docs/adr/0007). What is here is the engine's own protocol for language hosts
+(proto/pulumi/language.proto and resource.proto): a stack, its resources, and what the engine answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pulumi.runtime.proto import resource_pb2_grpc
+
+# The engine's mark of a secret value (sdk/go/common/resource/sig).
+_SIGNATURE = "4dabf18193072939515e22adb298388d"
+_SECRET = "1b47061264138c4ac30d75fd1eb44270"  # noqa: S105  (a public constant of the protocol)
+_UNBOUNDED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """What the engine made of a resource: its id, and its outputs as plain JSON."""
+
+    urn: str
+    id: str
+    outputs: Mapping[str, Any]
+
+
+class Pending:
+    """A registration under way."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def result(self) -> Registered | None:
+        """Wait for the engine; None when the resource failed and the operation goes on without it.
+
+        Raises grpc.RpcError when the operation ends here, which the server below reports.
+        """
+        from google.protobuf import json_format
+        from pulumi.runtime.proto import resource_pb2
+
+        answer = self._call.result()
+        if answer.result != resource_pb2.SUCCESS:
+            return None
+        return Registered(urn=answer.urn, id=answer.id, outputs=json_format.MessageToDict(answer.object))
+
+
+class Registrar:
+    """Registers resources of one stack; registrations run side by side until their results are asked for."""
+
+    def __init__(self, monitor: resource_pb2_grpc.ResourceMonitorStub, stack_urn: str) -> None:
+        self._monitor = monitor
+        self._stack_urn = stack_urn
+
+    def register(
+        self,
+        kind: str,
+        name: str,
+        properties: Mapping[str, Any],
+        *,
+        provider: Registered | None = None,
+        depends_on: Sequence[Registered] = (),
+        protect: bool = False,
+    ) -> Pending:
+        """Ask for a resource of type `kind`, e.g. `kubernetes:core/v1:Pod`."""
+        from google.protobuf import struct_pb2
+        from pulumi.runtime.proto import resource_pb2
+
+        values = struct_pb2.Struct()
+        values.update(properties)
+        request = resource_pb2.RegisterResourceRequest(
+            type=kind,
+            name=name,
+            custom=True,
+            parent=self._stack_urn,
+            object=values,
+            provider=f"{provider.urn}::{provider.id}" if provider else "",
+            dependencies=[other.urn for other in depends_on],
+            protect=protect,
+            acceptSecrets=True,
+            acceptResources=True,
+            supportsResultReporting=True,
+        )
+        return Pending(self._monitor.RegisterResource.future(request))
+
+
+Program = Callable[[Registrar], None]
+
+
+def secret(value: str) -> dict[str, str]:
+    """The value as the engine encrypts it in its state and masks it in its words."""
+    return {_SIGNATURE: _SECRET, "value": value}
+
+
+@contextlib.contextmanager
+def serve(program: Program) -> Iterator[str]:
+    """Serve the program to an engine as an inline program; gives the address for --client."""
+    # Imported here: half a second, and only operations that run a program need it.
+    import grpc
+    from pulumi.runtime.proto import language_pb2, language_pb2_grpc, plugin_pb2, resource_pb2, resource_pb2_grpc
+
+    class Host(language_pb2_grpc.LanguageRuntimeServicer):
+        """The part of a language host that the engine asks of an inline program."""
+
+        def GetRequiredPackages(self, _request: Any, _context: Any) -> Any:  # noqa: N802  (the protocol's names)
+            return language_pb2.GetRequiredPackagesResponse()
+
+        def GetRequiredPlugins(self, _request: Any, _context: Any) -> Any:  # noqa: N802
+            return language_pb2.GetRequiredPluginsResponse()
+
+        def GetPluginInfo(self, _request: Any, _context: Any) -> Any:  # noqa: N802
+            return plugin_pb2.PluginInfo()
+
+        def Run(self, request: Any, _context: Any) -> Any:  # noqa: N802
+            channel = grpc.insecure_channel(request.monitor_address, options=_UNBOUNDED)
+            monitor = resource_pb2_grpc.ResourceMonitorStub(channel)  # type: ignore[no-untyped-call]
+            try:
+                stack = monitor.RegisterResource(
+                    resource_pb2.RegisterResourceRequest(
+                        type="pulumi:pulumi:Stack", name=f"{request.project}-{request.stack}", custom=False
+                    )
+                )
+                program(Registrar(monitor, stack.urn))
+                monitor.RegisterResourceOutputs(resource_pb2.RegisterResourceOutputsRequest(urn=stack.urn))
+            except grpc.RpcError as error:
+                # The engine knows which resource failed and says so itself; a monitor that is gone is its own shutting down.
+                return language_pb2.RunResponse(error=str(error.details()))
+            finally:
+                channel.close()
+            return language_pb2.RunResponse()
+
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=2, thread_name_prefix="program"), options=_UNBOUNDED)
+    language_pb2_grpc.add_LanguageRuntimeServicer_to_server(Host(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        stopped: threading.Event = server.stop(grace=0)
+        stopped.wait(5)

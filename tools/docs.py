@@ -1,0 +1,177 @@
+#!/usr/bin/env python3
+"""Write the reference pages that the code is the source of: settings, commands, transitions of a run.
+
+    tools/docs.py            write them
+    tools/docs.py --check    exit code 1, naming the pages that are not what the code says
+
+To be run with the Python of .venv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer.main
+
+from orca_infra.cli import app
+from orca_infra.settings import SETTINGS
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+REFERENCE = CHECKOUT / "docs" / "reference"
+MIGRATION = CHECKOUT / "orca_infra" / "db" / "migrations" / "0001_machines.sql"
+MADE = "<!-- Made by tools/docs.py from {source}; a change by hand is lost. -->"
+
+_INSERT = re.compile(r"insert into orca\.run_transitions .*? values\s*(.*?\));$", re.DOTALL | re.MULTILINE)
+_FIELD = re.compile(r"'((?:[^']|'')*)'")
+
+
+def settings_page() -> str:
+    """Every environment variable, in the order of SETTINGS."""
+    lines = [
+        "# Settings",
+        "",
+        MADE.format(source="orca_infra/settings.py"),
+        "",
+        (
+            "Environment variables, read once at the start of a command. A variable that is set to nothing counts as unset. "
+            "A name that is a slip away from one of these is named in a warning."
+        ),
+        "",
+        "A duration is a number of seconds (`90`) or text such as `45s`, `10m`, `1h30m`, `2d`, `500ms`.",
+        "",
+        "| variable | default |",
+        "|---|---|",
+        *(f"| [`{s.name}`](#{s.name.lower()}) | {f'`{s.default}`' if s.default else 'see there'} |" for s in SETTINGS),
+    ]
+    for setting in SETTINGS:
+        secret = " Its value is secret and never shown." if setting.secret else ""
+        lines += [
+            "",
+            f"## {setting.name}",
+            "",
+            setting.meaning + secret,
+            "",
+            f"- Value: {setting.unit}",
+            f"- Unset: {setting.unset}",
+            f"- Why: {setting.why}",
+        ]
+    lines += [
+        "",
+        "## Beside these",
+        "",
+        "| variable | read by | meaning |",
+        "|---|---|---|",
+        "| `ORCA_LOG` | `orca-infra run` | `json` or `text`; unset: text on a terminal, JSON elsewhere |",
+        (
+            "| `ORCA_TOOLS_CACHE` | `tools/build.py`, `tools/setup.py` | where built tools are kept; unset: "
+            "`~/.cache/orca-infra/tools` |"
+        ),
+        "| `PULUMI_HOME` | the search for Pulumi | the vendor's install folder; unset: `~/.pulumi` |",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def transitions_page() -> str:
+    """Who writes which transition of a run, from the rows that the migration inserts."""
+    found = _INSERT.search(MIGRATION.read_text(encoding="utf-8"))
+    if found is None:
+        raise SystemExit(f"{MIGRATION.name} has no insert into orca.run_transitions any more; teach tools/docs.py")
+    rows = [_FIELD.findall(line) for line in found[1].splitlines() if line.strip()]
+    lines = [
+        "# Who writes which transition of a run",
+        "",
+        MADE.format(source=f"orca_infra/db/migrations/{MIGRATION.name}"),
+        "",
+        (
+            "The rows of `orca.run_transitions`. `orca.move_run` refuses what is not among them; in a database whose tables "
+            "orca-infra made itself, a trigger does too, whoever writes. "
+            "Why: [ADR 6](../adr/0006-typed-run-transitions.md)."
+        ),
+        "",
+        "| from | to | writer | when |",
+        "|---|---|---|---|",
+    ]
+    for row in rows:
+        before, after, writer, sense = (field.replace("''", "'") for field in row)
+        lines.append(f"| {before} | {after} | {writer} | {sense} |")
+    lines += ["", "A run begins as `queued`. `succeeded` has no way out."]
+    lines += [
+        "",
+        "The rows of run clusters (the writer `driver`, and an admitted start) wait for what is not built yet.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def cli_page() -> str:
+    """Every command with its arguments and options, as its --help has them."""
+    root: Any = typer.main.get_command(app)
+    lines = ["# Commands", "", MADE.format(source="orca_infra/cli.py"), "", root.help, "", *_parameters(root)]
+    for name, command in commands(root, "orca-infra"):
+        usage = " ".join([name, *_usage(command)])
+        about = [line for paragraph in command.help.split("\n\n") for line in ("", _example(paragraph))]
+        lines += ["", f"## {name}", "", f"    {usage}", *about, *_with_gap(_parameters(command))]
+    return "\n".join(lines) + "\n"
+
+
+def commands(group: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Every command below a group with its whole name, sorted."""
+    for word, command in sorted(group.commands.items()):
+        yield f"{name} {word}", command
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{name} {word}")
+
+
+def _example(paragraph: str) -> str:
+    said = paragraph.removeprefix("Example: ")
+    return paragraph if said == paragraph else f"Example: `{said}`"
+
+
+def _usage(command: Any) -> list[str]:
+    words = ["[OPTIONS]"] if any(p.param_type_name == "option" for p in command.params) else []
+    words += [f"[{p.name.upper()}]" for p in command.params if p.param_type_name == "argument"]
+    if hasattr(command, "commands"):
+        words.append("[COMMAND]" if command.invoke_without_command else "COMMAND")
+    return words
+
+
+def _parameters(command: Any) -> list[str]:
+    rows = []
+    for parameter in command.params:
+        shown = ", ".join(parameter.opts) if parameter.param_type_name == "option" else parameter.name.upper()
+        rows.append(f"| `{shown}` | {parameter.help} |")
+    return ["| argument or option | meaning |", "|---|---|", *rows] if rows else []
+
+
+def _with_gap(lines: list[str]) -> list[str]:
+    return ["", *lines] if lines else []
+
+
+PAGES = {"settings.md": settings_page, "run-transitions.md": transitions_page, "cli.md": cli_page}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 when a page is stale")
+    options = parser.parse_args(arguments)
+    stale = []
+    for name, page in PAGES.items():
+        path = REFERENCE / name
+        text = page()
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
+            continue
+        stale.append(path.relative_to(CHECKOUT))
+        if not options.check:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    for page_path in stale:
+        print(f"{page_path}: stale; run tools/docs.py" if options.check else f"wrote {page_path}")
+    return 1 if options.check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
