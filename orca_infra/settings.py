@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from orca_infra.errors import SettingError
 from orca_infra.machines.model import Limits
-from orca_infra.quantity import duration_text, seconds_of
+from orca_infra.quantity import cpu_millis, duration_text, seconds_of
 
 if TYPE_CHECKING:
     from orca_infra.config import Config
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 _FAMILY = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _COUNT = re.compile(r"[0-9]{1,6}")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://.*", re.ASCII | re.DOTALL)
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_MEMORY = re.compile(r"[1-9]\d{0,17}(?:[kMGTPE]|[KMGTPE]i)?", re.ASCII)
+_OURS = frozenset({"ORCA_DB", "DISTA_HEAD", "DISTA_PORT"})
 _LEAST_KEY_BYTES = 16
 _HEARTBEATS_BEFORE_LOST = 3
 _LONGEST_SHOWN = 100
@@ -50,6 +54,27 @@ class Settings:
     stray_max: int
     engine_seconds: float
     ended_row_seconds: float
+    runner: str | None
+    runs_namespace: str
+    runtimes_namespace: str | None
+    kubeconfig: Path | None
+    run_binary: str
+    run_secret: str
+    run_environment_names: tuple[str, ...]
+    run_deadline_seconds: float
+    run_start_seconds: float
+    dista_port: int
+    driver_cpu: str
+    head_cpu: str
+    worker_cpu: str
+    pod_memory: str
+    vcpu_budget: str | None
+    logs: Path | None
+
+    @property
+    def uses_cluster(self) -> bool:
+        """Whether a Kubernetes cluster is contacted at all."""
+        return self.runner is not None or self.runtimes_namespace is not None
 
     def limits(self, config: Config) -> Limits:
         """Put together what restrains every pool: the settings' part and the file's."""
@@ -127,6 +152,46 @@ def _read_key(text: str) -> bytes:
     return key
 
 
+def _read_runner(text: str) -> str:
+    if text != "kubernetes":
+        raise ValueError("must be kubernetes, or unset for no run clusters")
+    return text
+
+
+def _read_label(text: str) -> str:
+    if not _LABEL.fullmatch(text):
+        raise ValueError("must be a name as Kubernetes takes it: at most 63 lower-case letters, digits and -")
+    return text
+
+
+def _read_names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if not _VARIABLE.fullmatch(name):
+            raise ValueError(f"must be names of variables with commas between them, and {name!r} is none")
+        if name in _OURS:
+            raise ValueError(f"must not have {name}, which every driver gets from this program")
+    return names
+
+
+def _read_port(text: str) -> int:
+    if not _COUNT.fullmatch(text.strip()) or not 0 < int(text) < 65536:
+        raise ValueError("must be a port, 1 to 65535")
+    return int(text)
+
+
+def _read_cpu(text: str) -> str:
+    if cpu_millis(text) == 0:
+        raise ValueError("must be more than 0")
+    return text.strip()
+
+
+def _read_memory(text: str) -> str:
+    if not _MEMORY.fullmatch(text.strip()):
+        raise ValueError("must be a memory quantity such as 512Mi or 2G")
+    return text.strip()
+
+
 def _read_conninfo(text: str) -> str:
     if not text.strip():
         raise ValueError("must be a connection URL such as postgresql://user:password@host:5432/orca")
@@ -158,6 +223,19 @@ def _count(name: str, field: str, default: str, *, meaning: str, why: str) -> Se
         why=why,
         unset=f"{default}.",
         read=_read_count,
+    )
+
+
+def _cpu(name: str, field: str, default: str, *, meaning: str) -> Setting:
+    return Setting(
+        name=name,
+        field=field,
+        meaning=meaning,
+        unit="CPU quantity such as 500m, 2 or 1.5",
+        default=default,
+        why="It is counted against ORCA_VCPU_BUDGET, and what the scheduler of the cluster reserves.",
+        unset=f"{default}.",
+        read=_read_cpu,
     )
 
 
@@ -200,7 +278,7 @@ SETTINGS: tuple[Setting, ...] = (
         unit="path",
         default=None,
         why="It is where programs keep a user's data (XDG base directories); one folder for each stack family.",
-        unset="$XDG_DATA_HOME/orca-infra/<stack>, or ~/.local/share/orca-infra/<stack>.",
+        unset="$XDG_DATA_HOME/orca-infra/<stack>, or ~/.local/share/orca-infra/<stack>; as root /var/lib/orca-infra/<stack>.",
         read=_read_path,
     ),
     Setting(
@@ -316,14 +394,141 @@ SETTINGS: tuple[Setting, ...] = (
         meaning="How long the rows of what has ended are kept.",
         why="A month answers what happened and what it cost; the tables stay small.",
     ),
+    Setting(
+        name="ORCA_RUNNER",
+        field="runner",
+        meaning="Where runs that are placed on no worker pool go: kubernetes gives each a run cluster.",
+        unit="kubernetes",
+        default=None,
+        why="Without it no cluster is contacted for runs.",
+        unset="No run clusters.",
+        read=_read_runner,
+    ),
+    Setting(
+        name="ORCA_RUNS_NAMESPACE",
+        field="runs_namespace",
+        meaning="The namespace of run clusters. It belongs to one stack.",
+        unit="name",
+        default="orca-runs",
+        why="Runs are kept apart from everything else.",
+        unset="orca-runs.",
+        read=_read_label,
+    ),
+    Setting(
+        name="ORCA_RUNTIMES_NAMESPACE",
+        field="runtimes_namespace",
+        meaning="The namespace of runtime pools. It belongs to one stack.",
+        unit="name",
+        default=None,
+        why="Without it no cluster is contacted for runtimes.",
+        unset="No runtime pools.",
+        read=_read_label,
+    ),
+    Setting(
+        name="KUBECONFIG",
+        field="kubeconfig",
+        meaning="How to reach the cluster.",
+        unit="path",
+        default=None,
+        why="kubectl and the engine's provider read the same variable.",
+        unset="In a Pod its service account, elsewhere ~/.kube/config.",
+        read=_read_path,
+    ),
+    Setting(
+        name="ORCA_RUN_BINARY",
+        field="run_binary",
+        meaning="orca's program inside the pipelines' images.",
+        unit="name or path",
+        default="orca",
+        why="It is what the images have on their PATH.",
+        unset="orca.",
+        read=str,
+    ),
+    Setting(
+        name="ORCA_RUN_SECRET",
+        field="run_secret",
+        meaning="The Secret in the runs' namespace whose key url is the driver's database. Only the driver gets it.",
+        unit="name",
+        default="orca-db",
+        why="The base stack makes it under this name.",
+        unset="orca-db.",
+        read=_read_label,
+    ),
+    Setting(
+        name="ORCA_RUN_ENV",
+        field="run_environment_names",
+        meaning="Variables of this program's environment that every Pod of a run gets.",
+        unit="names with commas between them",
+        default="",
+        why="What a Pod sees is stated, never inherited.",
+        unset="None.",
+        read=_read_names,
+    ),
+    _seconds(
+        "ORCA_RUN_DEADLINE",
+        "run_deadline_seconds",
+        "86400",
+        meaning="A driver is ended after this.",
+        why="A day ends what was forgotten, and few runs last longer.",
+    ),
+    _seconds(
+        "ORCA_RUN_START_SECONDS",
+        "run_start_seconds",
+        "600",
+        meaning="A start whose Pods cannot start, or whose objects are refused, for this long is ended.",
+        why="Longer than a node takes to come and a large image to be pulled.",
+    ),
+    Setting(
+        name="DISTA_PORT",
+        field="dista_port",
+        meaning="The port of a run's dista head.",
+        unit="port",
+        default="6390",
+        why="dista's own default.",
+        unset="6390.",
+        read=_read_port,
+    ),
+    _cpu("ORCA_DRIVER_CPU", "driver_cpu", "500m", meaning="The driver's CPU request."),
+    _cpu("ORCA_HEAD_CPU", "head_cpu", "250m", meaning="The head's CPU request."),
+    _cpu("ORCA_WORKER_CPU", "worker_cpu", "1", meaning="Each run worker's CPU request."),
+    Setting(
+        name="ORCA_POD_MEMORY",
+        field="pod_memory",
+        meaning="The memory request of each Pod of a run.",
+        unit="memory quantity such as 512Mi",
+        default="512Mi",
+        why="Room for a driver and its libraries.",
+        unset="512Mi.",
+        read=_read_memory,
+    ),
+    Setting(
+        name="ORCA_VCPU_BUDGET",
+        field="vcpu_budget",
+        meaning="CPU that all run clusters together may request; runs wait for what is free of it.",
+        unit="CPU quantity such as 64 or 1500m",
+        default=None,
+        why="What a cluster may cost is its owner's to say.",
+        unset="No limit.",
+        read=_read_cpu,
+    ),
+    Setting(
+        name="ORCA_LOGS",
+        field="logs",
+        meaning="The folder of the runs' logs: a driver's is <run>/driver.log in it.",
+        unit="path",
+        default=None,
+        why="It is the scheduler's own folder for them where there is one.",
+        unset="ORCA_HOME/logs.",
+        read=_read_path,
+    ),
 )
 
 
-def read_settings(environ: Mapping[str, str]) -> Settings:
+def read_settings(environ: Mapping[str, str], *, as_root: bool | None = None) -> Settings:
     """Read every setting from the environment.
 
     What only some commands need (a token key or a passphrase, with a database of one's own) is not refused here but
-    where it is needed.
+    where it is needed. `as_root` says for whom the home folder is chosen; None: for the user of this process.
 
     Raises:
         SettingError: one line for each variable that cannot be used; the caller shows the message alone.
@@ -341,7 +546,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         wrong += _wrong_together(values)
     if not wrong and values["home"] is None:
         try:
-            values["home"] = _default_home(environ, str(values["stack"]))
+            values["home"] = _default_home(environ, str(values["stack"]), as_root=os.geteuid() == 0 if as_root is None else as_root)
         except RuntimeError:
             wrong.append("ORCA_HOME is not set and no home folder is known; set ORCA_HOME to a folder for its data")
     if wrong:
@@ -371,10 +576,13 @@ def _wrong_together(values: Mapping[str, object]) -> list[str]:
     ]
 
 
-def _default_home(environ: Mapping[str, str], stack: str) -> Path:
+def _default_home(environ: Mapping[str, str], stack: str, *, as_root: bool) -> Path:
     data = environ.get("XDG_DATA_HOME", "")
     if data.startswith("/"):  # the specification has others ignored
         return Path(data) / "orca-infra" / stack
+    if as_root:
+        # The embedded Postgres does not run as root: its own user has to get there, and /root is for root alone.
+        return Path("/var/lib/orca-infra") / stack
     home = environ.get("HOME")
     return (Path(home) if home else Path.home()) / ".local" / "share" / "orca-infra" / stack
 

@@ -104,7 +104,11 @@ def _forbidden(said: str, message: str, status: Object) -> OrcaError:
 def _not_found(call: Call, said: str, status: Object) -> OrcaError:
     details = _details(status)
     missing = (details.get("kind"), details.get("name"))
-    if call.name is not None and missing == (call.kind.plural, call.name) and details.get("group", "") == call.kind.group:
+    if (
+        call.name is not None
+        and missing == (call.kind.plural, call.name)
+        and details.get("group", "") == call.kind.group
+    ):
         return ObjectMissing(said)
     if missing == ("namespaces", call.namespace):
         return NamespaceMissing(said)

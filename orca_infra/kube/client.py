@@ -6,42 +6,22 @@ Quick to import: the HTTP client (0.2 s) is loaded by the first `connect`.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from orca_infra.errors import Conflict, Transient
-from orca_infra.kube import watching
+from orca_infra.kube import reading, watching
 from orca_infra.kube.answers import Call
-from orca_infra.kube.errors import Busy, Expired, KindMissing, ObjectMissing
+from orca_infra.kube.errors import ObjectMissing
 from orca_infra.kube.kinds import NAMESPACE, POD, Kind, Object, Ref, ref_of
+from orca_infra.kube.reading import Listing, Selection
 
 if TYPE_CHECKING:
     from orca_infra.kube.transport import Deadlines, Transport
 
-_READ_TRIES = 3
-_READ_WAIT_SECONDS = 0.2
-_READ_WAIT_MOST_SECONDS = 2.0
-_LIST_STARTS = 3
-_PAGES = 10_000
 _MERGE = "application/merge-patch+json"
 _APPLY = "application/apply-patch+yaml"  # JSON is YAML
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    """A whole list, as it was at one moment.
-
-    Attributes:
-        items: the objects, each with its apiVersion and kind.
-        resource_version: the moment; a watch goes on from here.
-
-    """
-
-    items: tuple[Object, ...]
-    resource_version: str
 
 
 class Kube:
@@ -85,7 +65,7 @@ class Kube:
         """The object; None only when the API server says that this very object is not there."""
         call = Call(verb="get", kind=ref.kind, namespace=ref.namespace, name=ref.name)
         try:
-            return self._read(call, ref.path, {})
+            return reading.read(self._transport, call, ref.path)
         except ObjectMissing:
             return None
 
@@ -111,15 +91,8 @@ class Kube:
             page: how many the API server sends at once.
 
         """
-        call = Call(verb="list", kind=kind, namespace=namespace)
-        for start in range(_LIST_STARTS):
-            limit = page if start < _LIST_STARTS - 1 else 0
-            try:
-                return self._pages(call, kind.path(namespace), watching.selection(labels, label_exists), limit)
-            except Expired:
-                if not limit:
-                    raise
-        raise AssertionError
+        selection = Selection(kind=kind, namespace=namespace, labels=labels, label_exists=label_exists)
+        return reading.read_list(self._transport, selection, page=page)
 
     def create(self, obj: Object, *, kind: Kind | None = None) -> Object:
         """Makes an object. `kind` where it is none that kinds.py names.
@@ -131,7 +104,7 @@ class Kube:
         ref = ref_of(obj, kind)
         call = Call(verb="create", kind=ref.kind, namespace=ref.namespace, name=ref.name)
         params = {"fieldValidation": "Strict"}
-        return self._transport.request(call, "POST", ref.kind.path(ref.namespace), params=params, body=obj)
+        return self._write(call, "POST", ref.kind.path(ref.namespace), params=params, body=obj)
 
     def apply(self, obj: Object, *, manager: str, force: bool = False, kind: Kind | None = None) -> Object:
         """Makes an object, or adopts the one that has its name: a server-side apply.
@@ -149,7 +122,7 @@ class Kube:
         ref = ref_of(obj, kind)
         call = Call(verb="apply", kind=ref.kind, namespace=ref.namespace, name=ref.name)
         params = {"fieldManager": manager, "force": "true" if force else "false", "fieldValidation": "Strict"}
-        return self._transport.request(call, "PATCH", ref.path, params=params, body=obj, content_type=_APPLY)
+        return self._write(call, "PATCH", ref.path, params=params, body=obj, content_type=_APPLY)
 
     def patch(
         self,
@@ -174,11 +147,14 @@ class Kube:
 
         """
         conditions = {"uid": uid, "resourceVersion": resource_version}
-        metadata = {**patch.get("metadata", {}), **{key: value for key, value in conditions.items() if value is not None}}
+        metadata = {
+            **patch.get("metadata", {}),
+            **{key: value for key, value in conditions.items() if value is not None},
+        }
         body = {**patch, **({"metadata": metadata} if metadata else {})}
         call = Call(verb="patch", kind=ref.kind, namespace=ref.namespace, name=ref.name)
         path = f"{ref.path}/{subresource}" if subresource else ref.path
-        return self._transport.request(call, "PATCH", path, body=body, content_type=_MERGE)
+        return self._write(call, "PATCH", path, body=body, content_type=_MERGE)
 
     def delete(
         self, ref: Ref, *, uid: str | None = None, propagation: str = "Background", grace_seconds: int | None = None
@@ -232,12 +208,9 @@ class Kube:
             Expired: the version is too old; list anew. Silent: nothing was heard for so long.
 
         """
+        selection = Selection(kind=kind, namespace=namespace, labels=labels, label_exists=label_exists)
         return watching.watch(
-            self._transport,
-            watching.Selection(kind=kind, namespace=namespace, params=watching.selection(labels, label_exists)),
-            resource_version=resource_version,
-            silence_seconds=silence_seconds,
-            stop=stop,
+            self._transport, selection, version=resource_version, silence_seconds=silence_seconds, stop=stop
         )
 
     def follow(
@@ -251,14 +224,8 @@ class Kube:
         stop: threading.Event,
     ) -> Iterator[watching.Change]:
         """What is there and all that happens to it, until `stop` is set; no fault ends it (watching.follow)."""
-        selected: dict[str, Any] = {"namespace": namespace, "labels": labels, "label_exists": label_exists}
-        return watching.follow(
-            lambda: self._whole(kind, selected),
-            lambda version: self.watch(
-                kind, **selected, resource_version=version, silence_seconds=silence_seconds, stop=stop
-            ),
-            stop=stop,
-        )
+        selection = Selection(kind=kind, namespace=namespace, labels=labels, label_exists=label_exists)
+        return watching.follow(self._transport, selection, silence_seconds=silence_seconds, stop=stop)
 
     def logs(
         self,
@@ -302,10 +269,7 @@ class Kube:
         params = {key: value for key, value in wanted.items() if value is not None}
         call = Call(verb="logs", kind=POD, namespace=namespace, name=pod)
         silence = None if follow else self._transport.deadlines.read_seconds
-        with self._transport.stream(
-            call, f"{ref.path}/log", params=params, silence_seconds=silence, stop=stop
-        ) as pieces:
-            yield from pieces
+        return self._transport.stream(call, f"{ref.path}/log", params=params, silence_seconds=silence, stop=stop)
 
     def cluster_uid(self) -> str:
         """What tells this cluster from every other: the uid of its kube-system namespace.
@@ -323,12 +287,11 @@ class Kube:
         """Ends all that is open, from any thread: watches and logs too."""
         self._transport.close()
 
-    def __enter__(self) -> Kube:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _whole(self, kind: Kind, selected: Mapping[str, Any]) -> tuple[tuple[Object, ...], str]:
-        listing = self.list(kind, **selected)
-        return listing.items, listing.resource_version
+    def _write(self, call: Call, method: str, path: str, **particulars: Any) -> Object:
+        return reading.checked(call, self._transport.request(call, method, path, **particulars))

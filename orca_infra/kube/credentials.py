@@ -174,7 +174,9 @@ def _login(single: kubeconfig.SingleConfig, cluster: dict[str, Any], stated: dic
     except KubeConfigError as error:
         raise SetupError(f"{where}: {error}") from error
     except (OSError, ValueError, TypeError) as error:  # ssl's errors are OSErrors
-        problem = f"{type(error).__name__}{f': {error.strerror}' if isinstance(error, OSError) and error.strerror else ''}"
+        problem = (
+            f"{type(error).__name__}{f': {error.strerror}' if isinstance(error, OSError) and error.strerror else ''}"
+        )
         raise SetupError(f"{where}: a certificate or key cannot be used ({problem})") from None
     return Login(
         server=server,

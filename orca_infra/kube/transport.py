@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import httpx2
 from lightkube.core.exceptions import ConfigError as KubeConfigError
 
-from orca_infra.errors import AuthFailed, Transient
+from orca_infra.errors import AuthFailed, OrcaError, Transient
 from orca_infra.kube.answers import Call, error_of, words
 from orca_infra.kube.credentials import Login
 from orca_infra.kube.errors import Silent
@@ -118,7 +118,6 @@ class Transport:
             raise Transient(f"cannot {call}: the answer is no object of the API server")
         return found
 
-    @contextmanager
     def stream(
         self,
         call: Call,
@@ -127,15 +126,15 @@ class Transport:
         params: Mapping[str, str],
         silence_seconds: float | None,
         stop: threading.Event | None,
-    ) -> Iterator[Iterator[bytes]]:
-        """The pieces of an answer as they come; they end early and without an error once `stop` is set.
+    ) -> Iterator[bytes]:
+        """The pieces of an answer as they come.
 
         Args:
             call: for messages.
             path: of the URL.
             params: its query.
             silence_seconds: after so long without a byte it is Silent; None: never, only a peer that is gone is noticed.
-            stop: ends it, within 0.1 s.
+            stop: ends it within 0.1 s, early and without an error.
 
         Raises:
             OrcaError: by what the answer, or its absence, means.
@@ -143,38 +142,38 @@ class Transport:
         """
         stop = stop or threading.Event()
         headers = {"Accept": "*/*", "Accept-Encoding": "identity"}
-        extensions = {**self._extensions, "timeout": httpx2.Timeout(**self._timeouts()).as_dict()}
-        request = self._client.build_request("GET", path, params=params, headers=headers, extensions=extensions)
-        with self._translated(call, stop):
-            response = self._client.send(request, stream=True)
+        request = self._client.build_request(
+            "GET", path, params=params, headers=headers, extensions=dict(self._extensions)
+        )
         try:
-            if response.status_code != 200:
-                with self._translated(call):
-                    answer = self._read(call, response, _ERROR_BYTES)
-                raise error_of(call, response.status_code, answer, response.headers.get("Retry-After"))
-            # From here on other rules hold than for the headers; the HTTP client looks this up when the first piece is read.
-            request.extensions["timeout"]["read"] = silence_seconds
-            connection = response.extensions["network_stream"].get_extra_info("socket")
-            _keep_alive(connection)
-            with self._stops.guard(connection, stop):
-                yield self._pieces(call, response, stop, silence_seconds)
-        finally:
-            with suppress(httpx2.HTTPError, OSError):
-                response.close()
+            with self._translated(call):
+                response = self._client.send(request, stream=True)
+            try:
+                yield from self._pieces(call, response, stop, silence_seconds)
+            finally:
+                with suppress(httpx2.HTTPError, OSError):
+                    response.close()
+        except OrcaError:
+            if not stop.is_set():
+                raise
 
     def close(self) -> None:
         """Ends what is open, streams too, and every connection."""
         self._stops.cut_all()
         self._client.close()
 
-    def _timeouts(self) -> dict[str, float]:
-        read = self.deadlines.read_seconds
-        return {"connect": self.deadlines.connect_seconds, "read": read, "write": read, "pool": read}
-
     def _pieces(
         self, call: Call, response: httpx2.Response, stop: threading.Event, silence_seconds: float | None
     ) -> Iterator[bytes]:
-        with self._translated(call, stop, silence_seconds):
+        if response.status_code != 200:
+            with self._translated(call):
+                answer = self._read(call, response, _ERROR_BYTES)
+            raise error_of(call, response.status_code, answer, response.headers.get("Retry-After"))
+        # From here on another deadline holds than for the headers; it is looked up when the first piece is read.
+        response.request.extensions["timeout"]["read"] = silence_seconds
+        connection = response.extensions["network_stream"].get_extra_info("socket")
+        _keep_alive(connection)
+        with self._stops.guarded(connection, stop), self._translated(call, silence_seconds):
             for piece in response.iter_raw():
                 if stop.is_set():
                     return
@@ -193,9 +192,7 @@ class Transport:
         return b"".join(pieces)
 
     @contextmanager
-    def _translated(
-        self, call: Call, stop: threading.Event | None = None, silence_seconds: float | None = None
-    ) -> Iterator[None]:
+    def _translated(self, call: Call, silence_seconds: float | None = None) -> Iterator[None]:
         """The HTTP client's errors by their meaning. What it says is quoted only where no header can be in it."""
         try:
             yield
@@ -208,8 +205,7 @@ class Transport:
         except httpx2.LocalProtocolError:  # a header that cannot be sent, and it quotes it
             raise AuthFailed(f"cannot {call}: the credentials cannot be sent as a header") from None
         except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
-            if stop is None or not stop.is_set():
-                raise Transient(f"cannot {call}: {self.server}: {words(str(error)) or type(error).__name__}") from error
+            raise Transient(f"cannot {call}: {self.server}: {words(str(error)) or type(error).__name__}") from error
         except KubeConfigError as error:
             raise AuthFailed(f"cannot {call}: {words(str(error))}") from error
         except RuntimeError as error:
@@ -226,11 +222,8 @@ class _Stops:
         self._open: dict[int, tuple[socket.socket, threading.Event]] = {}
         self._thread: threading.Thread | None = None
 
-    def guard(self, connection: socket.socket, stop: threading.Event) -> AbstractContextManager[None]:
-        return self._guarded(connection, stop)
-
     @contextmanager
-    def _guarded(self, connection: socket.socket, stop: threading.Event) -> Iterator[None]:
+    def guarded(self, connection: socket.socket, stop: threading.Event) -> Iterator[None]:
         with self._lock:
             self._open[id(connection)] = (connection, stop)
             if self._thread is None:

@@ -9,10 +9,12 @@ import contextlib
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from orca_infra.errors import OutcomeUnknown, SetupError
 from orca_infra.process import ProcessId, end_session
@@ -102,8 +104,8 @@ class PulumiCommand:
                     cwd=folder,
                     env={**self._environment, **environment},
                     stdin=subprocess.PIPE if with_input else subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
+                    stdout=outputs[0],
+                    stderr=outputs[1],
                     encoding="utf-8",
                     errors="replace",
                     start_new_session=True,
@@ -114,9 +116,12 @@ class PulumiCommand:
         return process
 
     @staticmethod
-    def _interrupt_and_wait(process: subprocess.Popen[str]) -> tuple[str, str]:
+    def _interrupt_and_wait(process: subprocess.Popen[str]) -> None:
         process.send_signal(signal.SIGINT)
-        try:
-            return process.communicate(timeout=INTERRUPT_GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            return "", ""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=INTERRUPT_GRACE_SECONDS)
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode("utf-8", errors="replace")

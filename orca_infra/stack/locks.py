@@ -34,8 +34,12 @@ def break_lock(backend_url: str, lock: StackLock) -> None:
     if parts.scheme == "file":
         (Path(unquote(parts.netloc + parts.path)).expanduser() / lock.key).unlink(missing_ok=True)
     elif parts.scheme in {"postgres", "postgresql"}:
+        # The engine puts the URL's path, which is the database's name, before every key.
+        prefixes = {parts.path.strip("/"), unquote(parts.path).strip("/")}
         session = Session(backend_url)
-        session.row("delete from pulumi_state where key = %(key)s", {"key": lock.key})
+        session.row(
+            "delete from pulumi_state where key = any(%(keys)s)", {"keys": [f"{prefix}/{lock.key}" for prefix in prefixes]}
+        )
         session.close()
     else:
         raise Conflict(

@@ -76,7 +76,7 @@ FLAGS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 #: What each node has; nothing of it is real.
-NODE_CAPACITY = {"cpu": "1000", "memory": "4Ti", "ephemeral-storage": "4Ti", "pods": "5000"}
+NODE_CAPACITY = {"cpu": "1k", "memory": "4Ti", "ephemeral-storage": "4Ti", "pods": "5k"}
 
 _STAGES = Path(__file__).with_name("cluster_stages.yaml")
 _START_SECONDS = 60.0

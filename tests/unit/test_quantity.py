@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orca_infra.quantity import duration_text, seconds_of
+from orca_infra.quantity import cpu_millis, duration_text, seconds_of
 
 
 @pytest.mark.parametrize(
@@ -127,3 +127,26 @@ def test_any_text_is_read_or_refused_in_one_sentence(text: str) -> None:
         assert "duration" in str(error) or "must" in str(error)
     else:
         assert 0 <= seconds < math.inf
+
+
+@pytest.mark.parametrize(
+    ("text", "millis"),
+    [
+        ("500m", 500),
+        ("2", 2000),
+        ("1.5", 1500),
+        ("0.1", 100),
+        ("1e3", 1_000_000),
+        ("2k", 2_000_000),
+        (".5", 500),
+        ("0", 0),
+    ],
+)
+def test_a_cpu_quantity_is_read_exactly(text: str, millis: int) -> None:
+    assert cpu_millis(text) == millis
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5x", "one", "1 2", "1m5", "0.0001", "1e", "NaN", "٣"])
+def test_what_is_no_cpu_quantity_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="must be a CPU quantity|is finer than"):
+        cpu_millis(text)

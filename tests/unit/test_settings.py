@@ -1,4 +1,7 @@
 import dataclasses
+import re
+import types
+import typing
 from pathlib import Path
 from typing import get_type_hints
 
@@ -31,6 +34,22 @@ EVERY = {
     "ORCA_STRAY_MAX": "7",
     "ORCA_ENGINE_SECONDS": "10m",
     "ORCA_ENDED_ROW_SECONDS": "1d",
+    "ORCA_RUNNER": "kubernetes",
+    "ORCA_RUNS_NAMESPACE": "runs",
+    "ORCA_RUNTIMES_NAMESPACE": "runtimes",
+    "KUBECONFIG": "/etc/kubeconfig",
+    "ORCA_RUN_BINARY": "/opt/orca",
+    "ORCA_RUN_SECRET": "db",
+    "ORCA_RUN_ENV": "ORCA_SCHEDULER_URL, TZ",
+    "ORCA_RUN_DEADLINE": "1h",
+    "ORCA_RUN_START_SECONDS": "60",
+    "DISTA_PORT": "6391",
+    "ORCA_DRIVER_CPU": "1",
+    "ORCA_HEAD_CPU": "0.1",
+    "ORCA_WORKER_CPU": "1500m",
+    "ORCA_POD_MEMORY": "1Gi",
+    "ORCA_VCPU_BUDGET": "64",
+    "ORCA_LOGS": "/var/log/orca",
 }
 
 
@@ -41,7 +60,7 @@ def refusal(environ: dict[str, str]) -> str:
 
 
 def test_an_empty_environment_gives_the_defaults() -> None:
-    assert read_settings(HOME) == Settings(
+    assert read_settings(HOME, as_root=False) == Settings(
         stack="dev",
         config_path=Path("orca.toml"),
         db=None,
@@ -60,6 +79,22 @@ def test_an_empty_environment_gives_the_defaults() -> None:
         stray_max=20,
         engine_seconds=900,
         ended_row_seconds=30 * 86400,
+        runner=None,
+        runs_namespace="orca-runs",
+        runtimes_namespace=None,
+        kubeconfig=None,
+        run_binary="orca",
+        run_secret="orca-db",
+        run_environment_names=(),
+        run_deadline_seconds=86400,
+        run_start_seconds=600,
+        dista_port=6390,
+        driver_cpu="500m",
+        head_cpu="250m",
+        worker_cpu="1",
+        pod_memory="512Mi",
+        vcpu_budget=None,
+        logs=None,
     )
 
 
@@ -84,6 +119,22 @@ def test_every_setting_is_read_from_its_variable() -> None:
         stray_max=7,
         engine_seconds=600,
         ended_row_seconds=86400,
+        runner="kubernetes",
+        runs_namespace="runs",
+        runtimes_namespace="runtimes",
+        kubeconfig=Path("/etc/kubeconfig"),
+        run_binary="/opt/orca",
+        run_secret="db",
+        run_environment_names=("ORCA_SCHEDULER_URL", "TZ"),
+        run_deadline_seconds=3600,
+        run_start_seconds=60,
+        dista_port=6391,
+        driver_cpu="1",
+        head_cpu="0.1",
+        worker_cpu="1500m",
+        pod_memory="1Gi",
+        vcpu_budget="64",
+        logs=Path("/var/log/orca"),
     )
 
 
@@ -95,7 +146,8 @@ def test_the_table_describes_each_field_once_with_a_value_of_its_type() -> None:
     hints = get_type_hints(Settings, localns={"Config": Config})
     assert [setting.field for setting in SETTINGS] == [field.name for field in dataclasses.fields(Settings)]
     for setting in SETTINGS:
-        assert isinstance(setting.read(EVERY[setting.name]), hints[setting.field]), setting.name
+        kind = typing.get_origin(hints[setting.field]) or hints[setting.field]
+        assert isinstance(setting.read(EVERY[setting.name]), hints[setting.field] if kind is types.UnionType else kind)
         assert all([setting.meaning, setting.unit, setting.why, setting.unset]), setting.name
         assert setting.meaning.endswith(".")
         assert setting.unset.endswith(".")
@@ -119,7 +171,33 @@ def test_secrets_are_not_in_the_repr() -> None:
     ],
 )
 def test_the_home_folder_follows_the_xdg_base_directories(environ: dict[str, str], home: str) -> None:
-    assert read_settings({**HOME, **environ}).home == Path(home)
+    assert read_settings({**HOME, **environ}, as_root=False).home == Path(home)
+
+
+def test_roots_home_folder_is_where_the_databases_own_user_gets_to() -> None:
+    assert read_settings(HOME, as_root=True).home == Path("/var/lib/orca-infra/dev")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("ORCA_RUNNER", "docker", "must be kubernetes"),
+        ("ORCA_RUNS_NAMESPACE", "Orca Runs", "must be a name as Kubernetes takes it"),
+        ("ORCA_RUN_ENV", "A B", "must be names of variables"),
+        ("ORCA_RUN_ENV", "TZ,DISTA_HEAD", "must not have DISTA_HEAD"),
+        ("DISTA_PORT", "70000", "must be a port"),
+        ("ORCA_DRIVER_CPU", "0", "must be more than 0"),
+        ("ORCA_WORKER_CPU", "-1", "must be a CPU quantity"),
+        ("ORCA_HEAD_CPU", "0.0001", "is finer than a thousandth"),
+        ("ORCA_POD_MEMORY", "512MB", "must be a memory quantity"),
+        ("ORCA_VCPU_BUDGET", "many", "must be a CPU quantity"),
+    ],
+)
+def test_a_value_for_run_clusters_that_cannot_be_is_refused_naming_the_variable(
+    name: str, value: str, said: str
+) -> None:
+    with pytest.raises(SettingError, match=f"{name}={re.escape(value)}: {said}"):
+        read_settings({**HOME, name: value})
 
 
 def test_a_tilde_that_no_shell_replaced_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,76 @@
+-- Named statements of the run clusters; %(...)s are parameters.
+
+-- name: queued_runs
+-- Runs that wait for a cluster, oldest first: not placed on a worker pool, registered with an image, not paused.
+select r.id as run, r.start, r.pipeline, p.image, p.workers, p.allow_new_code, r.fill, p.max_runs, r.queued_at
+from orca.runs r join orca.pipelines p on p.name = r.pipeline
+where r.state = 'queued' and not p.paused and p.image is not null and coalesce(p.placement, '') not like 'worker:%%'
+order by r.queued_at, r.id limit %(limit)s
+
+-- name: running_runs
+select r.pipeline, count(*)::int as running
+from orca.runs r where r.state = 'running' and not r.fill group by r.pipeline
+
+-- name: live_clusters
+select c.run, c.start, c.pipeline, c.cpu_millis, c.created_at, r.state as run_state, r.start as run_start, p.max_starts,
+    max(o.uid) filter (where o.kind = 'Job') as job_uid,
+    max(o.uid) filter (where o.kind = 'Pod' and o.rendered #>> '{metadata,labels,orca.role}' = 'head') as head_uid,
+    count(*) filter (where o.uid is null)::int as open_objects,
+    coalesce(max(o.refused), '') as refused, c.ending_reason, c.ending_detail
+from orca.run_clusters c
+join orca.runs r on r.id = c.run
+join orca.pipelines p on p.name = c.pipeline
+left join orca.kube_objects o on o.run = c.run and o.start = c.start
+where c.ended_at is null
+group by c.run, c.start, r.state, r.start, p.max_starts
+order by c.created_at, c.run
+
+-- name: known_objects
+select kind, namespace, name, uid from orca.kube_objects where scope = 'runs'
+
+-- name: admit
+-- Both or nothing: the run is running at its next start, and its cluster is wanted.
+select orca.move_run(%(run)s, %(start)s, 'queued', 'running', 'orca-infra', null, null)
+
+-- name: record_cluster
+insert into orca.run_clusters (run, start, pipeline, cpu_millis, fill)
+values (%(run)s, %(start)s, %(pipeline)s, %(cpu_millis)s, %(fill)s)
+
+-- name: record_object
+insert into orca.kube_objects (scope, namespace, kind, name, position, run, start, rendered)
+values ('runs', %(namespace)s, %(kind)s, %(name)s, %(position)s, %(run)s, %(start)s, %(rendered)s)
+
+-- name: begin_ending
+update orca.run_clusters set ending_reason = %(reason)s, ending_detail = %(detail)s
+where run = %(run)s and start = %(start)s and ended_at is null and ending_reason is null
+
+-- name: logs_saved
+select log_saved_at is not null from orca.run_clusters where run = %(run)s and start = %(start)s
+
+-- name: save_logs
+update orca.run_clusters set log_saved_at = now() where run = %(run)s and start = %(start)s
+
+-- name: move
+-- Compare-and-set: a run that has ended meanwhile, or runs at another start, stays as it is.
+select orca.move_run(%(run)s, %(start)s, 'running', %(to_state)s, 'orca-infra', null, %(reason)s)
+
+-- name: end_cluster
+update orca.run_clusters set ended_at = now(), reason = %(reason)s
+where run = %(run)s and start = %(start)s and ended_at is null
+
+-- name: forget_objects
+delete from orca.kube_objects where run = %(run)s and start = %(start)s
+
+-- name: prune_clusters
+delete from orca.run_clusters where ended_at < now() - make_interval(secs => %(kept_seconds)s)
+
+-- name: clusters_for_people
+select c.run, c.start, c.pipeline, c.created_at, c.ending_reason, c.ending_detail, r.state as run_state,
+    count(o.*)::int as objects, count(o.uid)::int as made, coalesce(max(o.refused), '') as refused
+from orca.run_clusters c join orca.runs r on r.id = c.run
+left join orca.kube_objects o on o.run = c.run and o.start = c.start
+where c.ended_at is null group by c.run, c.start, r.state order by c.run
+
+-- name: ended_clusters
+select run, start, pipeline, created_at, ended_at, reason, ending_detail from orca.run_clusters
+where ended_at is not null order by ended_at desc limit %(limit)s
