@@ -140,6 +140,14 @@ class Session:
             cursor = self._connection.execute(query, parameters)
             return cursor.fetchone() if cursor.description else None
 
+    def listen(self, channel: LiteralString) -> None:
+        self.row(f"listen {channel}")
+
+    def notified(self, seconds: float) -> bool:
+        """Wait up to `seconds` for a notification on a channel that is listened to."""
+        with _away_is_transient():
+            return any(True for _ in self._connection.notifies(timeout=seconds, stop_after=1))
+
     def close(self) -> None:
         with contextlib.suppress(psycopg.Error):
             self._connection.close()

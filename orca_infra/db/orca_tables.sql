@@ -56,5 +56,14 @@ begin
     end if;
     return new;
 end $$;
+-- A run that is queued hastens the loop's next pass.
+create or replace function orca.notify_demand() returns trigger language plpgsql as $$
+begin
+    perform pg_notify('orca_demand', '');
+    return null;
+end $$;
+create or replace trigger notify_demand after insert or update of state on orca.runs
+    for each row when (new.state = 'queued') execute function orca.notify_demand();
+
 create or replace trigger guard_run before insert or update of state on orca.runs
     for each row execute function orca.guard_run();

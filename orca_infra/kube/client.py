@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Self
 from orca_infra.errors import Conflict, Transient
 from orca_infra.kube import reading, watching
 from orca_infra.kube.answers import Call
+from orca_infra.kube.deadlines import Deadlines
 from orca_infra.kube.errors import ObjectMissing
 from orca_infra.kube.kinds import NAMESPACE, POD, Kind, Object, Ref, ref_of
 from orca_infra.kube.reading import Listing, Selection
 
 if TYPE_CHECKING:
-    from orca_infra.kube.transport import Deadlines, Transport
+    from orca_infra.kube.transport import Transport
 
 _MERGE = "application/merge-patch+json"
 _APPLY = "application/apply-patch+yaml"  # JSON is YAML
@@ -59,7 +60,7 @@ class Kube:
         from orca_infra.kube import credentials, transport  # 0.2 s, for those who do contact a cluster
 
         login = credentials.find_login(kubeconfig, context)
-        return cls(transport.Transport(login, deadlines or transport.Deadlines()))
+        return cls(transport.Transport(login, deadlines or Deadlines()))
 
     def get(self, ref: Ref) -> Object | None:
         """The object; None only when the API server says that this very object is not there."""

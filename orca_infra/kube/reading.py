@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from orca_infra.kube.transport import Transport
 
 _TRIES = 3
-_WAIT_SECONDS = 0.2
+_WAIT_SECONDS = 0.1
 _WAIT_MOST_SECONDS = 2.0
 _STARTS = 3
 _PAGES_MOST = 100_000
@@ -89,7 +89,7 @@ def read(transport: Transport, call: Call, path: str, params: Mapping[str, str] 
         except Expired:  # will not pass
             raise
         except Transient as error:
-            wait = _WAIT_SECONDS * (_TRIES - left)
+            wait = _WAIT_SECONDS * 3.0 ** (_TRIES - 1 - left)
             if isinstance(error, Busy):
                 wait = max(wait, error.retry_after_seconds or 0)
             late = time.monotonic() + wait - began > transport.deadlines.read_seconds

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,6 +22,7 @@ from lightkube.core.exceptions import ConfigError as KubeConfigError
 from orca_infra.errors import AuthFailed, OrcaError, Transient
 from orca_infra.kube.answers import Call, error_of, words
 from orca_infra.kube.credentials import Login
+from orca_infra.kube.deadlines import Deadlines
 from orca_infra.kube.errors import Silent
 from orca_infra.kube.kinds import Object
 
@@ -39,22 +39,6 @@ _KEEPALIVE = (
     (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 10),
     (socket.IPPROTO_TCP, "TCP_KEEPCNT", 3),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deadlines:
-    """How long a request may take, in seconds.
-
-    Attributes:
-        connect_seconds: for the connection, TLS included in each of its steps.
-        read_seconds: for the answer's first byte, and between any two.
-        whole_seconds: for the whole answer, however it trickles.
-
-    """
-
-    connect_seconds: float = 5.0
-    read_seconds: float = 15.0
-    whole_seconds: float = 60.0
 
 
 class Transport:

@@ -47,7 +47,7 @@ class MachinePasses:
         self._surroundings = surroundings
         self._verify = verify
         self._log = log
-        self._recorded = RecordedEngine(
+        self.recorded = RecordedEngine(
             engine,
             surroundings.database,
             backend_url=surroundings.engine.backend_url,
@@ -86,7 +86,7 @@ class MachinePasses:
         kept = {"kept_seconds": self._surroundings.settings.ended_row_seconds}
         with self._surroundings.database.transaction() as transaction:
             transaction.run(SQL["prune_machines"], kept)
-        self._recorded.prune(self._surroundings.settings.ended_row_seconds)
+        self.recorded.prune(self._surroundings.settings.ended_row_seconds)
 
     def _hearing(self) -> datetime | None:
         """Since when workers could be heard without a gap; None: from this pass on."""
@@ -99,7 +99,7 @@ class MachinePasses:
     def _hands(self, config: Config, providers: Mapping[str, MachineProvider]) -> hands_of_machines.MachineHands:
         return hands_of_machines.MachineHands(
             database=self._surroundings.database,
-            engine=self._recorded,
+            engine=self.recorded,
             providers=providers,
             pools={pool.name: pool for pool in config.pools},
             family=self._surroundings.settings.stack,

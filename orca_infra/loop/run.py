@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from types import FrameType
 
-from orca_infra.errors import NotLeader, OrcaError, SetupError, Transient
+from orca_infra.db.connection import Session
+from orca_infra.errors import NotLeader, OrcaError, Transient
+from orca_infra.kube.client import Kube
 from orca_infra.log import Log
+from orca_infra.loop.cluster_passes import RunPasses
 from orca_infra.loop.configuration import LiveConfig
 from orca_infra.loop.leader import Leader, holder
 from orca_infra.loop.passes import MachinePasses, PassResult, check_base
@@ -16,6 +22,8 @@ from orca_infra.surroundings import Surroundings
 
 #: How soon a follower looks again whether the lead is free, and a leader whether a database that was away is back.
 RETRY_SECONDS = 2.0
+#: orca notifies this channel when a run was queued; its embedded tables do so by a trigger.
+DEMAND_CHANNEL = "orca_demand"
 _PRUNE_EVERY_PASSES = 240
 #: Two passes are never closer than this, whatever comes due.
 _LEAST_SECONDS = 0.2
@@ -29,10 +37,14 @@ class Loop:
         self._surroundings = surroundings
         self._log = log
         self._live = LiveConfig(surroundings.settings.config_path)
-        self._engine = Engine(surroundings.engine)
+        kubeconfig = surroundings.settings.kubeconfig
+        # The provider reads the same file as this program's own client.
+        self._engine = Engine(surroundings.engine, {"KUBECONFIG": str(kubeconfig)} if kubeconfig else {})
         self._leader = Leader(surroundings.url)
         self._stop = threading.Event()
+        self._wake = threading.Event()
         self._passes = MachinePasses(surroundings, self._engine, self._leader.verify, log)
+        self._cluster = self._cluster_passes() if surroundings.settings.uses_cluster else []
         check_base(surroundings, self._engine)
 
     def run_once(self) -> PassResult:
@@ -43,7 +55,8 @@ class Loop:
                 "it makes its passes by itself, or stop it first"
             )
         try:
-            return self._passes.run(self._live.config)
+            result = self._passes.run(self._live.config)
+            return replace(result, changed=result.changed + sum(passes.run() for passes in self._cluster))
         finally:
             self._leader.release()
 
@@ -70,6 +83,7 @@ class Loop:
     def stop(self) -> None:
         """Begin no new work; what the engine is at is interrupted once, and waited for."""
         self._stop.set()
+        self._wake.set()
         self._engine.interrupt()
 
     def stop_on_signals(self) -> None:
@@ -84,27 +98,85 @@ class Loop:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, on_signal)
 
+    def _cluster_passes(self) -> list[RunPasses]:
+        """The passes over what is on Kubernetes. Raises SetupError when there is no cluster to be had."""
+        settings = self._surroundings.settings
+        kube = Kube.connect(kubeconfig=settings.kubeconfig)
+        recorded = self._passes.recorded
+        passes = []
+        if settings.runner is not None:
+            passes.append(
+                RunPasses(
+                    self._surroundings, kube, recorded, environ=os.environ, verify=self._leader.verify, log=self._log
+                )
+            )
+        return passes
+
     def _lead(self) -> None:
+        listener = threading.Thread(target=self._listen, name="listen", daemon=True)
+        listener.start()
         count = 0
         while not self._stop.is_set():
-            if self._live.reload():
-                if self._live.error:
-                    self._log.warning("orca.toml is bad: the last good one stays in force", why=self._live.error)
-                else:
-                    self._log.info("orca.toml was read anew", pools=[pool.name for pool in self._live.config.pools])
-            try:
-                result = self._passes.run(self._live.config)
-                if count % _PRUNE_EVERY_PASSES == 0:
-                    self._passes.prune()
-                count += 1
-                wait = self._surroundings.settings.scale_seconds
-                if result.next_in_seconds is not None:
-                    wait = min(wait, result.next_in_seconds)
-            except NotLeader:
-                raise
-            except (SetupError, OrcaError) as error:
-                if self._stop.is_set():
-                    return
+            self._wake.clear()
+            self._reload()
+            wait = self._machines_once()
+            for passes in self._cluster:
+                wait = min(wait, self._given_up_alone(passes.run))
+            if count % _PRUNE_EVERY_PASSES == 0:
+                self._given_up_alone(self._prune)
+            count += 1
+            if not self._stop.is_set():
+                self._wake.wait(max(wait, _LEAST_SECONDS))
+
+    def _machines_once(self) -> float:
+        """One pass over the pools; gives the seconds until the next at the latest."""
+        wait = self._surroundings.settings.scale_seconds
+
+        def make() -> int:
+            nonlocal wait
+            result = self._passes.run(self._live.config)
+            if result.next_in_seconds is not None:
+                wait = min(wait, result.next_in_seconds)
+            return result.changed
+
+        return min(wait, self._given_up_alone(make))
+
+    def _given_up_alone(self, make: Callable[[], int]) -> float:
+        """Make a pass; one that fails is said and keeps no other from being made. Gives the seconds until the next.
+
+        A pass that changed something is followed by another at once: what it reports is then current, and what its changes
+        make possible is not kept waiting.
+        """
+        try:
+            return _LEAST_SECONDS if make() else self._surroundings.settings.scale_seconds
+        except NotLeader:
+            raise
+        except OrcaError as error:
+            if not self._stop.is_set():
                 self._log.warning("pass given up", kind=type(error).__name__, why=str(error))
-                wait = RETRY_SECONDS
-            self._stop.wait(max(wait, _LEAST_SECONDS))
+            return RETRY_SECONDS
+
+    def _reload(self) -> None:
+        if not self._live.reload():
+            return
+        if self._live.error:
+            self._log.warning("orca.toml is bad: the last good one stays in force", why=self._live.error)
+        else:
+            self._log.info("orca.toml was read anew", pools=[pool.name for pool in self._live.config.pools])
+
+    def _prune(self) -> int:
+        self._passes.prune()
+        return 0
+
+    def _listen(self) -> None:
+        """Have a NOTIFY hasten the next pass, and nothing more: without it the pass comes in its period."""
+        while not self._stop.is_set():
+            try:
+                session = Session(self._surroundings.url, "orca-infra listener")
+                session.listen(DEMAND_CHANNEL)
+                while not self._stop.is_set():
+                    if session.notified(RETRY_SECONDS):
+                        self._wake.set()
+                session.close()
+            except Transient:
+                self._stop.wait(RETRY_SECONDS)

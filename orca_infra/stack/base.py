@@ -7,11 +7,12 @@ import os
 import pulumi
 
 from orca_infra.errors import OrcaError, UserError
+from orca_infra.kube.labels import STACK_LABEL
 from orca_infra.machines.observe import SQL, machine_stack
 from orca_infra.machines.program import with_token
 from orca_infra.machines.providers import resource_types
 from orca_infra.machines.tokens import worker_token
-from orca_infra.settings import read_settings
+from orca_infra.settings import Settings, read_settings
 from orca_infra.surroundings import Surroundings, open_surroundings
 
 
@@ -38,11 +39,37 @@ def main() -> None:
 
 
 def _declare_base(surroundings: Surroundings) -> None:
-    """The base: for now the identity, which makes the engine refuse a database that belongs to another state."""
-    family = surroundings.settings.stack
-    pulumi.CustomResource("orca:index:Identity", "identity", {"id": surroundings.stack_id, "stack": family})
-    pulumi.export("id", surroundings.stack_id)
-    pulumi.export("family", family)
+    """The identity, which makes the engine refuse a database of another state; and what the loop needs on a cluster."""
+    settings, stack_id = surroundings.settings, surroundings.stack_id
+    identity = pulumi.CustomResource("orca:index:Identity", "identity", {"id": stack_id, "stack": settings.stack})
+    if settings.uses_cluster:
+        _declare_cluster(settings, stack_id, identity)
+    pulumi.export("id", stack_id)
+    pulumi.export("family", settings.stack)
+
+
+def _declare_cluster(settings: Settings, stack_id: str, identity: pulumi.CustomResource) -> None:
+    """Namespaces, which belong to this stack, and the runtime pools' CRDs, which are kept: losing them loses all pools."""
+    provider = pulumi.ProviderResource(
+        "kubernetes", "cluster", {"clusterIdentifier": stack_id, "enableServerSideApply": "true"}
+    )
+    options = pulumi.ResourceOptions(provider=provider, depends_on=[identity], retain_on_delete=True)
+    namespaces = [settings.runs_namespace] if settings.runner else []
+    if settings.runtimes_namespace:
+        from orca_infra.runtimes.crds import custom_resource_definitions
+
+        namespaces.append(settings.runtimes_namespace)
+        for manifest in custom_resource_definitions():
+            pulumi.CustomResource(
+                "kubernetes:apiextensions.k8s.io/v1:CustomResourceDefinition",
+                manifest["metadata"]["name"],
+                {**manifest},
+                options,
+            )
+    protected = pulumi.ResourceOptions.merge(options, pulumi.ResourceOptions(protect=True, retain_on_delete=False))
+    for namespace in dict.fromkeys(namespaces):
+        metadata = {"name": namespace, "labels": {STACK_LABEL: stack_id}}
+        pulumi.CustomResource("kubernetes:core/v1:Namespace", namespace, {"metadata": metadata}, protected)
 
 
 def _show_derived(stack: str, surroundings: Surroundings) -> None:

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -40,7 +40,7 @@ class PulumiCommand:
         self._program = program
         self._environment = dict(environment)
         self._lock = threading.Lock()
-        self._running: set[subprocess.Popen[str]] = set()
+        self._running: set[subprocess.Popen[bytes]] = set()
         self._stopping = False
 
     def run(
@@ -58,24 +58,26 @@ class PulumiCommand:
         `on_start` is told the process before it is waited for; if it raises, the process is ended and the error goes on.
         Raises OutcomeUnknown when the command was cut short, SetupError when it cannot be started.
         """
-        process = self._start(arguments, folder, with_input=stdin is not None, environment=environment or {})
-        identity = ProcessId.of(process.pid)
-        try:
-            if on_start is not None:
-                on_start(identity)
-            stdout, stderr = process.communicate(stdin, timeout=deadline_seconds)
-        except subprocess.TimeoutExpired:
-            stdout, stderr = self._interrupt_and_wait(process)
-            raise OutcomeUnknown(f"the engine was ended after its deadline of {deadline_seconds:g} s") from None
-        finally:
-            # Whatever happened, nothing of this session stays: plugins do not always notice that their engine is gone.
-            end_session(identity, 0.5)
-            process.wait()
-            with self._lock:
-                self._running.discard(process)
-        if process.returncode < 0:
-            raise OutcomeUnknown(f"the engine was ended by signal {-process.returncode}")
-        return Completed(code=process.returncode, stdout=stdout, stderr=stderr)
+        # Files and not pipes: a plugin that outlives its engine would hold a pipe open, and keep this waiting.
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            process = self._start(arguments, folder, stdin=stdin, outputs=(out, err), environment=environment or {})
+            identity = ProcessId.of(process.pid)
+            try:
+                if on_start is not None:
+                    on_start(identity)
+                process.wait(timeout=deadline_seconds)
+            except subprocess.TimeoutExpired:
+                self._interrupt_and_wait(process)
+                raise OutcomeUnknown(f"the engine was ended after its deadline of {deadline_seconds:g} s") from None
+            finally:
+                # Whatever happened, nothing of this session stays: plugins do not always notice that their engine is gone.
+                end_session(identity, 0.5)
+                process.wait()
+                with self._lock:
+                    self._running.discard(process)
+            if process.returncode < 0:
+                raise OutcomeUnknown(f"the engine was ended by signal {-process.returncode}")
+            return Completed(code=process.returncode, stdout=_text(out), stderr=_text(err))
 
     def interrupt(self) -> None:
         """Ask every running command once to stop after the step it is at, and start no more."""
@@ -88,14 +90,20 @@ class PulumiCommand:
                     process.send_signal(signal.SIGINT)
 
     def _start(
-        self, arguments: list[str], folder: Path, *, with_input: bool, environment: Mapping[str, str]
-    ) -> subprocess.Popen[str]:
+        self,
+        arguments: list[str],
+        folder: Path,
+        *,
+        stdin: str | None,
+        outputs: tuple[IO[bytes], IO[bytes]],
+        environment: Mapping[str, str],
+    ) -> subprocess.Popen[bytes]:
         command = [str(self._program), "--non-interactive", *arguments]
         guard = shutil.which("setpriv")
         if guard:
             # An engine must not go on alone when the loop was killed: interrupted, it still writes its state.
             command = [guard, "--pdeathsig", "INT", *command]
-        with self._lock:
+        with _source(stdin) as source, self._lock:
             if self._stopping:
                 raise OutcomeUnknown("the engine was not started: this process is stopping")
             try:
@@ -103,11 +111,9 @@ class PulumiCommand:
                     command,
                     cwd=folder,
                     env={**self._environment, **environment},
-                    stdin=subprocess.PIPE if with_input else subprocess.DEVNULL,
+                    stdin=source,
                     stdout=outputs[0],
                     stderr=outputs[1],
-                    encoding="utf-8",
-                    errors="replace",
                     start_new_session=True,
                 )
             except OSError as error:
@@ -116,10 +122,21 @@ class PulumiCommand:
         return process
 
     @staticmethod
-    def _interrupt_and_wait(process: subprocess.Popen[str]) -> None:
+    def _interrupt_and_wait(process: subprocess.Popen[bytes]) -> None:
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=INTERRUPT_GRACE_SECONDS)
+
+
+@contextlib.contextmanager
+def _source(text: str | None) -> Iterator[IO[bytes] | int]:
+    if text is None:
+        yield subprocess.DEVNULL
+        return
+    with tempfile.TemporaryFile() as file:
+        file.write(text.encode())
+        file.seek(0)
+        yield file
 
 
 def _text(file: IO[bytes]) -> str:

@@ -133,6 +133,7 @@ class Waiting:
 @pytest.fixture
 def orca(database_url: str) -> Iterator[Orca]:
     with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("set lock_timeout = '10s'")
         yield Orca(database_url, connection)
 
 

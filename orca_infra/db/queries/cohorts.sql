@@ -3,8 +3,8 @@
 -- name: cluster_identity
 insert into orca.cluster_identity (uid, server) values (%(uid)s, %(server)s) on conflict do nothing
 
--- name: cluster_uid
-select uid from orca.cluster_identity
+-- name: cluster_known
+select uid, server from orca.cluster_identity
 
 -- name: open_objects
 -- What is still to be made, of rows that live; whole runs, the oldest first.

@@ -1,0 +1,38 @@
+"""Whose cluster and whose namespaces: refuse what belongs to another stack before anything is made in it."""
+
+from __future__ import annotations
+
+from orca_infra.db.connection import Database, load_queries
+from orca_infra.errors import SetupError
+from orca_infra.kube.client import Kube
+from orca_infra.kube.kinds import NAMESPACE, Ref
+from orca_infra.kube.labels import STACK_LABEL
+
+_SQL = load_queries("cohorts")
+
+
+def claim_cluster(kube: Kube, database: Database) -> None:
+    """Remember the cluster at the first sight. Raises SetupError when the database belongs to another one."""
+    uid = kube.cluster_uid()
+    with database.transaction() as transaction:
+        transaction.run(_SQL["cluster_identity"], {"uid": uid, "server": kube.server})
+        row = transaction.dicts(_SQL["cluster_known"])[0]
+    if row["uid"] != uid:
+        raise SetupError(
+            f"this stack's cluster is the one first seen at {row['server']}, and {kube.server} is another: "
+            "point KUBECONFIG to the right one"
+        )
+
+
+def check_namespace(kube: Kube, namespace: str, stack_id: str, family: str) -> None:
+    """Raises SetupError unless the namespace is there and carries this stack's id."""
+    found = kube.get(Ref(kind=NAMESPACE, namespace=None, name=namespace))
+    if found is None:
+        raise SetupError(f"the namespace {namespace} is missing: `pulumi up -s {family}` makes it")
+    owner = (found["metadata"].get("labels") or {}).get(STACK_LABEL)
+    if owner != stack_id:
+        whose = f"to stack id {owner}" if owner else "to no stack"
+        raise SetupError(
+            f"the namespace {namespace} belongs {whose}, and this stack's id is {stack_id}: choose another namespace, "
+            f"or let `pulumi up -s {family}` make it"
+        )

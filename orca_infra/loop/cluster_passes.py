@@ -1,0 +1,115 @@
+"""Passes over what the loop has on Kubernetes: run clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from orca_infra.kube.claim import check_namespace, claim_cluster
+from orca_infra.kube.client import Kube
+from orca_infra.log import Log
+from orca_infra.quantity import cpu_millis
+from orca_infra.runs import apply as hands_of_runs
+from orca_infra.runs.decide import decide
+from orca_infra.runs.model import RunLimits, RunPlan, Sizes
+from orca_infra.runs.observe import observe
+from orca_infra.runs.render import RunSettings
+from orca_infra.settings import Settings
+from orca_infra.stack.cohorts import Cohorts
+from orca_infra.stack.operations import RecordedEngine
+from orca_infra.surroundings import Surroundings
+
+
+class RunPasses:
+    """The run clusters of one family."""
+
+    def __init__(
+        self,
+        surroundings: Surroundings,
+        kube: Kube,
+        recorded: RecordedEngine,
+        *,
+        environ: Mapping[str, str],
+        verify: Callable[[], None],
+        log: Log,
+    ) -> None:
+        """Raises SetupError when the cluster or the namespace belongs to another stack."""
+        settings = surroundings.settings
+        self._surroundings = surroundings
+        self._kube = kube
+        self._limits = run_limits(settings)
+        for name in settings.run_environment_names:
+            if name not in environ:
+                log.warning("a variable that runs are to get is not set", variable=name)
+        self._hands = hands_of_runs.RunHands(
+            database=surroundings.database,
+            kube=kube,
+            cohorts=Cohorts(
+                "runs", settings.stack, surroundings.stack_id, database=surroundings.database, engine=recorded, log=log
+            ),
+            settings=run_settings(settings, environ),
+            stack_id=surroundings.stack_id,
+            logs=surroundings.logs_folder,
+            verify=verify,
+            log=log,
+        )
+
+    def run(self) -> int:
+        """Make one pass; gives how many actions changed something.
+
+        Raises what `observe` raises (nothing was decided then), SetupError for a foreign or missing namespace, OutcomeUnknown
+        for a cohort whose `up` was cut short, and NotLeader.
+        """
+        self._hands.verify()
+        claim_cluster(self._kube, self._surroundings.database)
+        namespace = self._hands.settings.namespace
+        check_namespace(self._kube, namespace, self._surroundings.stack_id, self._surroundings.settings.stack)
+        self._hands.cohorts.abandon()
+        plan = self.plan()
+        return hands_of_runs.apply(plan, self._hands)
+
+    def plan(self) -> RunPlan:
+        """What a pass would do now."""
+        snapshot = observe(
+            self._surroundings.database,
+            self._kube,
+            stack_id=self._surroundings.stack_id,
+            namespace=self._hands.settings.namespace,
+        )
+        return decide(snapshot, self._limits)
+
+
+def run_limits(settings: Settings) -> RunLimits:
+    """The settings' part that decide works with."""
+    return RunLimits(
+        sizes=_sizes(settings),
+        start_seconds=settings.run_start_seconds,
+        stray_grace_seconds=settings.stray_grace_seconds,
+        stray_max=settings.stray_max,
+        budget_millis=None if settings.vcpu_budget is None else cpu_millis(settings.vcpu_budget),
+    )
+
+
+def run_settings(settings: Settings, environ: Mapping[str, str]) -> RunSettings:
+    """The settings' part that a run's objects are rendered with."""
+    names = settings.run_environment_names
+    return RunSettings(
+        namespace=settings.runs_namespace,
+        binary=settings.run_binary,
+        secret=settings.run_secret,
+        dista_port=settings.dista_port,
+        deadline_seconds=int(settings.run_deadline_seconds),
+        sizes=_sizes(settings),
+        environment={name: environ[name] for name in names if name in environ},
+    )
+
+
+def _sizes(settings: Settings) -> Sizes:
+    return Sizes(
+        driver_cpu=settings.driver_cpu,
+        head_cpu=settings.head_cpu,
+        worker_cpu=settings.worker_cpu,
+        driver_millis=cpu_millis(settings.driver_cpu),
+        head_millis=cpu_millis(settings.head_cpu),
+        worker_millis=cpu_millis(settings.worker_cpu),
+        memory=settings.pod_memory,
+    )
