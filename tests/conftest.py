@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import itertools
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -216,9 +214,6 @@ def environment(home: Path, database_url: str, state: str = "file", **more: str)
 def surroundings(home: Path, database_url: str) -> Iterator[Callable[..., Surroundings]]:
     """Opens the surroundings: `surroundings("postgres", ORCA_STRAY_MAX="2")`; fails the test when pulumi is missing."""
     need_pulumi()
-    # When an engine is killed, Pulumi's SDK leaves the program's coroutine unfinished, which says so when it is collected;
-    # in the middle of an `ast.parse` (pytest's own) that is fatal in Python 3.11. So it is collected here.
-    gc.disable()
     opened: list[Surroundings] = []
 
     def open_one(state: str = "file", **more: str) -> Surroundings:
@@ -230,11 +225,6 @@ def surroundings(home: Path, database_url: str) -> Iterator[Callable[..., Surrou
     end_engines(database_url)
     for one in opened:
         one.close()
-    with contextlib.ExitStack() as quiet:
-        hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
-        quiet.callback(setattr, sys, "unraisablehook", hook)
-        gc.collect()
-    gc.enable()
 
 
 def need_pulumi() -> None:
@@ -319,12 +309,13 @@ class World:
         return self.rows("select * from orca.runs where id = %(id)s", id=run)[0]
 
     def machine_with_worker(self) -> str:
-        """Make one machine for a run, which its worker does; gives its name once the worker has nothing to do."""
+        """Make one machine for a run, which is then canceled; gives its name once its worker has shown up."""
         self.queue()
         self.run_pass()
+        self.execute("update orca.runs set state = 'canceled' where state in ('queued', 'running')")
         [name] = [name for name, reason in self.reasons().items() if reason is None]
         wait_until(
-            lambda: not self.rows("select from orca.runs where state in ('queued', 'running')"), 15, "the run's end"
+            lambda: self.rows("select from orca.workers where name = %(name)s", name=name), 15, "the worker's hello"
         )
         return name
 

@@ -72,7 +72,7 @@ class Loop:
                     self._stop.wait(RETRY_SECONDS)
                     continue
                 following = False
-                self._log.info("leading", stack=self._surroundings.settings.stack, id=self._surroundings.stack_id)
+                self._log.info("leading", family=self._surroundings.settings.stack, id=self._surroundings.stack_id)
                 self._lead()
             except (NotLeader, Transient) as error:
                 self._log.warning("not leading", why=str(error))

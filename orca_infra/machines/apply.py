@@ -85,7 +85,7 @@ def settle(hands: MachineHands) -> dict[str, str]:
                 uid = str(resource.outputs.get("uid") or "")
                 if uid and transaction.run(SQL["confirm_machine"], {"name": resource.name, "uid": uid}):
                     hands.log.info("machine confirmed from the state", machine=resource.name, pool=pool)
-        hands.log.info("stack settled", stack=stack, pending=len(state.pending), owned=len(state.resources))
+        hands.log.info("stack settled", pulumi_stack=stack, pending=len(state.pending), owned=len(state.resources))
     return held
 
 
@@ -329,11 +329,11 @@ def _destroy_names(pool: str, names: list[str], hands: MachineHands) -> set[str]
         except EngineFailed as error:
             state = hands.engine.settle(stack)
             left |= {resource.name for resource in state.resources} & set(names)
-            hands.log.warning("machines not deleted yet", stack=stack, left=sorted(left), said=str(error))
+            hands.log.warning("machines not deleted yet", pulumi_stack=stack, left=sorted(left), said=str(error))
         except NotLeader:
             raise
         except OrcaError as error:
-            hands.log.warning("machines not deleted yet", stack=stack, said=str(error))
+            hands.log.warning("machines not deleted yet", pulumi_stack=stack, said=str(error))
             left |= {name for name in names if name in owned}
     return left
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from orca_infra.runs.observe import SQL
 from orca_infra.runs.render import RunSettings, render
 from orca_infra.stack.cohorts import Cohorts
 
+#: Starts swept side by side: each is a handful of short requests, one after the other.
+SWEEPS_PARALLEL = 8
 _KINDS = {kind.kind: kind for kind in (JOB, POD, SERVICE, SECRET)}
 
 
@@ -45,8 +48,9 @@ def apply(plan: RunPlan, hands: RunHands) -> int:
     done = _admit(plan.admit, hands)
     cohort = hands.cohorts.up()
     done += cohort.made if cohort else 0
-    for sweep in plan.sweeps:
-        done += _sweep(sweep, hands)
+    hands.verify()
+    with ThreadPoolExecutor(SWEEPS_PARALLEL, thread_name_prefix="sweep") as threads:
+        done += sum(threads.map(lambda sweep: _sweep(sweep, hands), plan.sweeps))
     for finish in plan.finishes:
         done += _finish(finish, hands)
     for stray in plan.strays:
@@ -116,7 +120,6 @@ def _admit(runs: tuple[QueuedRun, ...], hands: RunHands) -> int:
 
 def _sweep(sweep: Sweep, hands: RunHands) -> int:
     """Save the drivers' logs, once, then delete what is there by its uid."""
-    hands.verify()
     key = {"run": sweep.run, "start": sweep.start}
     with hands.database.snapshot() as transaction:
         saved = transaction.value(SQL["logs_saved"], key)
@@ -143,7 +146,6 @@ def _delete(item: SeenObject, hands: RunHands, event: str) -> int:
 def _finish(finish: Finish, hands: RunHands) -> int:
     """Nothing is left: the run is moved and the row ends, in one transaction."""
     key = {"run": finish.run, "start": finish.start}
-    hands.verify()
     with hands.database.transaction() as transaction:
         if finish.to_state is not None:
             transaction.value(SQL["move"], {**key, "to_state": finish.to_state, "reason": finish.reason})

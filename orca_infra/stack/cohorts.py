@@ -74,7 +74,7 @@ class Cohorts:
         self, scope: str, family: str, stack_id: str, *, database: Database, engine: RecordedEngine, log: Log
     ) -> None:
         self._scope = scope
-        self._prefix = derived_stack(family, scope, "")
+        self._prefix = derived_stack(family, scope, "0").removesuffix("0")
         self._stack_id = stack_id
         self._database = database
         self._engine = engine
@@ -140,7 +140,7 @@ class Cohorts:
             transaction.run(SQL["end_cohort"], {"stack": stack, "outcome": "Done"})
         for (namespace, kind, name), message in refused.items():
             self._log.warning("object refused", kind=kind, object=f"{namespace}/{name}", said=message)
-        self._log.info("cohort made", stack=stack, objects=made, refused=len(refused))
+        self._log.info("cohort made", pulumi_stack=stack, objects=made, refused=len(refused))
         return CohortResult(stack=stack, made=made, refused=refused)
 
     def _end(self, stack: str, outcome: str) -> None:

@@ -38,7 +38,8 @@ def break_lock(backend_url: str, lock: StackLock) -> None:
         prefixes = {parts.path.strip("/"), unquote(parts.path).strip("/")}
         session = Session(backend_url)
         session.row(
-            "delete from pulumi_state where key = any(%(keys)s)", {"keys": [f"{prefix}/{lock.key}" for prefix in prefixes]}
+            "delete from pulumi_state where key = any(%(keys)s)",
+            {"keys": [f"{prefix}/{lock.key}" for prefix in prefixes]},
         )
         session.close()
     else:

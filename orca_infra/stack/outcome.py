@@ -152,7 +152,7 @@ def raise_for(completed: Completed, events: Events, what: str) -> None:
         raise OutcomeUnknown(f"{what}: cancelled")
     if events.failures:
         first = events.failures[0]
-        raise EngineFailed(f"{what}: {first.urn.rpartition('::')[2]}: {first.message}", events.failures)
+        raise EngineFailed(f"{what}: {first.urn.rpartition('::')[2]}: {first.message}", events.failures, events.changes)
     said = events.errors[0] if events.errors else _last_line(text)
     for pattern, error in _TROUBLE:
         if pattern.search(said) or pattern.search(text):

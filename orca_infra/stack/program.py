@@ -115,6 +115,9 @@ def serve(program: Program) -> Iterator[str]:
         def GetRequiredPlugins(self, _request: Any, _context: Any) -> Any:  # noqa: N802
             return language_pb2.GetRequiredPluginsResponse()
 
+        def About(self, _request: Any, _context: Any) -> Any:  # noqa: N802
+            return language_pb2.AboutResponse()
+
         def GetPluginInfo(self, _request: Any, _context: Any) -> Any:  # noqa: N802
             return plugin_pb2.PluginInfo()
 

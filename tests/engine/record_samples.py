@@ -20,8 +20,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import pulumi
-
 from orca_infra.errors import OrcaError
 from orca_infra.machines.program import machine_program
 from orca_infra.machines.providers.local_cloud import LocalCloud
@@ -29,6 +27,7 @@ from orca_infra.process import ProcessId, end_session
 from orca_infra.stack import engine as engine_module
 from orca_infra.stack.command import Completed
 from orca_infra.stack.engine import Engine, EngineConfig
+from orca_infra.stack.program import Program, Registrar
 
 SAMPLES = Path(__file__).parents[1] / "unit" / "samples" / "engine"
 STACK = "test.machines.p"
@@ -86,7 +85,7 @@ class Recorder:
         }
         self.run(engine or self.engine, machine_program(TYPE, {name: (declaration, 's3cr3t"x')}), name, stack)
 
-    def run(self, engine: Engine, program: Callable[[], None], name: str, stack: str = STACK) -> None:
+    def run(self, engine: Engine, program: Program, name: str, stack: str = STACK) -> None:
         urn = f"urn:pulumi:{stack}::orca-infra::{TYPE}::{name}"
         engine.up(stack, program, targets=(urn,), deadline_seconds=60, on_start=self.started)
 
@@ -169,9 +168,9 @@ def main() -> None:
         recorder.record("up-already-exists", lambda: recorder.up("m-2", name="m-1"))
         recorder.record("up-check-failed", lambda: recorder.up("m-2", location=""))
         recorder.record(
-            "plugin-missing", lambda: recorder.run(engine, lambda: thing("nosuch:index:Thing"), "m-3")
+            "plugin-missing", lambda: recorder.run(engine, thing, "m-3")
         )
-        recorder.record("program-raised", lambda: recorder.run(engine, lambda: 1 / 0, "m-3"))  # type: ignore[arg-type, return-value]
+        recorder.record("program-raised", lambda: recorder.run(engine, raising, "m-3"))
         wrong = folder / "wrong"
         wrong.write_text("another passphrase\n")
         elsewhere = recorder.make_engine(f"file://{folder / 'state'}", wrong)
@@ -227,8 +226,12 @@ def record_lock_of_postgres(recorder: Recorder) -> None:
         embedded.stop(recorder.folder / "postgres")
 
 
-def thing(kind: str) -> None:
-    pulumi.CustomResource(kind, "m-3", {})
+def thing(registrar: Registrar) -> None:
+    registrar.register("nosuch:index:Thing", "m-3", {}).result()
+
+
+def raising(_registrar: Registrar) -> None:
+    raise ZeroDivisionError("a mistake of the program")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pulumi
 import pytest
 
 from orca_infra.db.connection import Session
@@ -302,7 +301,7 @@ def test_a_plugin_that_is_missing_is_said_at_once_and_never_looked_for_on_the_ne
     with pytest.raises(SetupError, match=r"no resource plugin 'pulumi-resource-nosuch'.*orca-infra doctor"):
         b.engine.up(
             STACK,
-            lambda: pulumi.CustomResource("nosuch:index:Thing", "thing", {}) and None,
+            lambda registrar: registrar.register("nosuch:index:Thing", "thing", {}).result() and None,
             targets=(),
             deadline_seconds=60,
             on_start=b.started.append,

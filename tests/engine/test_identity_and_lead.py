@@ -6,16 +6,15 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import pulumi
 import pytest
 
 from orca_infra.db.connection import Database, Session
 from orca_infra.errors import EngineFailed, NotLeader, SetupError
 from orca_infra.loop.leader import Leader, holder
 from orca_infra.loop.passes import check_base
-from orca_infra.stack.base import declare
 from orca_infra.stack.engine import Engine
 from orca_infra.stack.identity import ensure_identity
+from orca_infra.stack.program import Registrar
 
 pytestmark = pytest.mark.engine
 
@@ -53,7 +52,10 @@ def test_a_base_whose_state_carries_another_id_is_refused_by_loop_and_program(
     check_base(opened, engine)  # no base yet: nothing to say against it
 
     def up(stack_id: str) -> None:
-        engine.up("test", lambda: declare(stack_id, "test"), targets=(), deadline_seconds=60, on_start=lambda _: None)
+        def base(registrar: Registrar) -> None:
+            registrar.register("orca:index:Identity", "identity", {"id": stack_id, "stack": "test"}).result()
+
+        engine.up("test", base, targets=(), deadline_seconds=60, on_start=lambda _: None)
 
     other = "a" * 16
     up(other)

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -28,15 +29,21 @@ X = Ref(kind=POD, namespace="runs", name="x")
 Answer = Callable[["Handler"], None]
 
 
+@dataclass(frozen=True)
+class Asked:
+    query: dict[str, str]
+    body: dict[str, Any]
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Server
 
     def _any(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
-        self.body = json.loads(self.rfile.read(length)) if length else None
+        body = json.loads(self.rfile.read(length)) if length else {}
         self.query = {key: values[0] for key, values in parse_qs(urlsplit(self.path).query).items()}
-        self.server.asked.append(self)
+        self.server.asked.append(Asked(query=self.query, body=body))
         try:
             next(self.server.script)(self)
         except (BrokenPipeError, ConnectionResetError):
@@ -67,11 +74,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 class Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 256
     script: Iterator[Answer] = iter(())
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.asked: list[Handler] = []
+        self.asked: list[Asked] = []
         self.over = threading.Event()  # what hangs hangs until then
 
     def answer(self, *answers: Answer, then: Answer | None = None) -> None:

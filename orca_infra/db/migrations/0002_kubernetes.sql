@@ -37,42 +37,56 @@ create table orca.run_clusters (
 );
 create index run_clusters_live on orca.run_clusters (created_at) where ended_at is null;
 
+-- Every runtime Pod's number, of all pools and cold starts: never used twice.
+create sequence orca.runtime_numbers;
+
+-- A runtime Pod from its birth to its end. It waits in its pool until `taken_at`, which a launch writes.
 create table orca.runtime_pods (
     name            text primary key,
     namespace       text not null,
     pool            text,                            -- null: a cold start, a Pod of its own
-    pool_namespace  text,
     environment     text not null,
-    requests        jsonb not null default '{}',
+    requests        jsonb not null default '{}',     -- in thousandths: {"cpu": 500, "memory": 536870912000}
+    size            double precision[] not null default '{0,0,0}',  -- other resources, CPU, memory: which Pod is smaller
     placement       jsonb not null default '{}',     -- node selection, compared when a launch asks for one
     burning_rate    double precision not null default 0,
     cull_seconds    double precision,
     created_at      timestamptz not null default now(),
-    uid             text,
-    ready_at        timestamptz,
+    uid             text,                            -- of the Pod, once it was seen
+    ready_at        timestamptz,                     -- null: not Ready, or going away
+    unready_at      timestamptz,                     -- since when it is Ready no more
+    address         text,
     problem         text not null default '',        -- why it is not Ready
-    ending_reason   text,
+    taken_at        timestamptz,
+    ending_reason   text,                            -- why it ends; what is left is deleted first, then the row ends
+    ending_detail   text not null default '',
+    ending_at       timestamptz,
     ended_at        timestamptz,
     reason          text,
-    check ((ended_at is null) = (reason is null))
+    check ((ended_at is null) = (reason is null)),
+    check ((ending_at is null) = (ending_reason is null))
 );
-create index runtime_pods_warm on orca.runtime_pods (environment, ready_at)
-    where ended_at is null and ending_reason is null;
+create index runtime_pods_live on orca.runtime_pods (created_at) where ended_at is null;
+create index runtime_pods_warm on orca.runtime_pods (environment, namespace)
+    where ready_at is not null and taken_at is null and ending_reason is null and ended_at is null;
 
+-- What a Pod is taken for. The Secret's values are nowhere here.
 create table orca.runtimes (
     id                uuid primary key default gen_random_uuid(),
     pod               text not null unique references orca.runtime_pods,
     user_name         text not null,
     environment       text not null,
     warm              boolean not null,
-    idempotency_key   text unique,
+    idempotency_key   text,                          -- a user's own: nobody gets another's runtime by a key
     burning_rate      double precision not null default 0,
     assigned_at       timestamptz not null default now(),
     expires_at        timestamptz,
     secret_made_at    timestamptz,
     ended_at          timestamptz,
     reason            text,
-    credits           double precision
+    credits           double precision,
+    unique (user_name, idempotency_key),
+    check ((ended_at is null) = (reason is null))
 );
 create index runtimes_live on orca.runtimes (user_name) where ended_at is null;
 

@@ -1,0 +1,147 @@
+-- Named statements of the runtime pools; %(...)s are parameters.
+
+-- name: live_pods
+-- Pods that have not ended, each with what it is taken for. `uid`: seen, or confirmed by the cohort that made it.
+select p.name, p.namespace, p.pool, p.environment, p.created_at, coalesce(p.uid, o.uid) as uid, p.uid is not null as seen,
+    p.ready_at, p.unready_at, p.address, p.problem, p.taken_at, coalesce(o.refused, '') as refused,
+    p.ending_reason, p.ending_detail,
+    r.id as runtime, r.expires_at, r.secret_made_at is not null as secret_made
+from orca.runtime_pods p
+left join orca.kube_objects o on o.pod = p.name and o.kind = 'Pod'
+left join orca.runtimes r on r.pod = p.name and r.ended_at is null
+where p.ended_at is null
+order by p.created_at, p.name
+
+-- name: recent_failures
+-- What the backoff of replacements counts from: waiting Pods of the last hour that could not become Ready.
+select pool, count(*)::int as failures, max(ended_at) as last_at from orca.runtime_pods
+where pool is not null and taken_at is null and ended_at > now() - interval '1 hour' and reason = any(%(reasons)s)
+group by pool
+
+-- name: skip_numbers
+-- A database from a backup counts from an earlier number: those that the cluster shows are not used again.
+select setval('orca.runtime_numbers', %(seen)s)
+where %(seen)s::bigint > (select last_value from orca.runtime_numbers)
+
+-- name: next_number
+select nextval('orca.runtime_numbers')
+
+-- name: record_pod
+insert into orca.runtime_pods
+    (name, namespace, pool, environment, requests, size, placement, burning_rate, cull_seconds, taken_at)
+values (%(name)s, %(namespace)s, %(pool)s, %(environment)s, %(requests)s, %(size)s, %(placement)s, %(burning_rate)s,
+    %(cull_seconds)s, case when %(taken)s then now() end)
+
+-- name: record_object
+insert into orca.kube_objects (scope, namespace, kind, name, pod, rendered)
+values ('runtimes', %(namespace)s, 'Pod', %(name)s, %(name)s, %(rendered)s)
+
+-- name: mark_pod
+-- What the cluster shows of a Pod. Once it is taken it stays noted as Ready; another uid is another Pod.
+update orca.runtime_pods set
+    uid = coalesce(uid, %(uid)s), address = coalesce(%(address)s, address), problem = %(problem)s,
+    unready_at = case when not %(ready)s and ready_at is not null and taken_at is null then now() else unready_at end,
+    ready_at = case when %(ready)s then coalesce(ready_at, now()) when taken_at is null then null else ready_at end
+where namespace = %(namespace)s and name = %(name)s and ended_at is null and ending_reason is null
+  and (uid is null or %(uid)s::text is null or uid = %(uid)s)
+  and (problem <> %(problem)s or (ready_at is not null) <> %(ready)s or (uid is null and %(uid)s::text is not null)
+    or address is distinct from coalesce(%(address)s, address))
+
+-- name: begin_ending
+-- A Pod that is to end because it waits is left alone when a launch has just taken it: claims write `taken_at` too.
+update orca.runtime_pods set ending_reason = %(reason)s, ending_detail = %(detail)s, ending_at = now()
+where name = %(name)s and ended_at is null and ending_reason is null and (not %(only_waiting)s or taken_at is null)
+
+-- name: end_runtime
+-- Credits up to when its end began, and never past its time; none for one that never was Ready.
+update orca.runtimes r set ended_at = p.ending_at, reason = p.ending_reason,
+    credits = case when p.ready_at is null then 0 else r.burning_rate
+        * greatest(0, extract(epoch from least(p.ending_at, coalesce(r.expires_at, p.ending_at)) - r.assigned_at)) end
+from orca.runtime_pods p
+where r.pod = %(name)s and p.name = r.pod and r.ended_at is null
+
+-- name: end_pod
+update orca.runtime_pods set ended_at = now(), reason = ending_reason
+where name = %(name)s and ended_at is null and ending_reason is not null
+
+-- name: forget_objects
+delete from orca.kube_objects where pod = %(name)s
+
+-- name: lock_key
+-- Two requests with one key go one after the other.
+select pg_advisory_xact_lock(hashtextextended('orca.launch:' || %(user)s || ':' || %(key)s, 0))
+
+-- name: by_key
+select r.id, r.pod, p.namespace, p.uid, p.address, r.warm, r.environment, r.expires_at,
+    r.secret_made_at is not null as secret_made, coalesce(r.reason, p.ending_reason) as ended,
+    coalesce(nullif(p.ending_detail, ''), '') as ended_detail, coalesce(o.refused, '') as refused
+from orca.runtimes r join orca.runtime_pods p on p.name = r.pod
+left join orca.kube_objects o on o.pod = p.name and o.kind = 'Pod'
+where r.user_name = %(user)s and r.idempotency_key = %(key)s
+
+-- name: claim
+-- The smallest warm Pod that fits, exactly once: what another launch holds is passed over, what it took is seen as taken.
+with pick as (
+    select p.name from orca.runtime_pods p
+    where p.environment = %(environment)s and p.namespace = %(namespace)s and p.ready_at is not null
+      and p.taken_at is null and p.ending_reason is null and p.ended_at is null
+      and (%(pool)s::text is null or p.pool = %(pool)s)
+      and (%(placement)s::jsonb is null or p.placement = %(placement)s::jsonb)
+      and not exists (
+          select from jsonb_each_text(%(requests)s::jsonb) asked
+          where coalesce((p.requests ->> asked.key)::numeric, 0) < asked.value::numeric)
+    order by p.size, p.burning_rate, p.created_at, p.name
+    limit 1 for update skip locked
+), taken as (
+    update orca.runtime_pods p set taken_at = now() from pick where p.name = pick.name returning p.*
+), made as (
+    insert into orca.runtimes (pod, user_name, environment, warm, idempotency_key, burning_rate, expires_at)
+    select t.name, %(user)s, t.environment, true, %(key)s, t.burning_rate, now() + make_interval(secs => t.cull_seconds)
+    from taken t returning *
+)
+select m.id, t.name as pod, t.namespace, t.uid, t.address, true as warm, t.environment, m.expires_at,
+    false as secret_made, null::text as ended, '' as ended_detail, '' as refused
+from taken t join made m on m.pod = t.name
+
+-- name: record_runtime
+-- Of a cold start, in the transaction that records its Pod.
+insert into orca.runtimes (pod, user_name, environment, warm, idempotency_key, burning_rate, expires_at)
+select p.name, %(user)s, p.environment, false, %(key)s, p.burning_rate, now() + make_interval(secs => p.cull_seconds)
+from orca.runtime_pods p where p.name = %(name)s
+returning id, pod, %(namespace)s as namespace, null::text as uid, null::text as address, false as warm, environment,
+    expires_at, false as secret_made, null::text as ended, '' as ended_detail, '' as refused
+
+-- name: secret_made
+-- Not for a runtime whose Pod is ending already: its launch goes on to the next.
+update orca.runtimes r set secret_made_at = coalesce(r.secret_made_at, now()) from orca.runtime_pods p
+where r.id = %(id)s and r.ended_at is null and p.name = r.pod and p.ended_at is null and p.ending_reason is null
+
+-- name: discard_runtime
+-- The Pod died before anybody got it: nobody burns credits for it, and the launch's key is free for the next Pod.
+with discarded as (delete from orca.runtimes where id = %(id)s and secret_made_at is null returning pod)
+update orca.runtime_pods p set ending_reason = %(reason)s, ending_detail = %(detail)s, ending_at = now()
+from discarded d where p.name = d.pod and p.ended_at is null and p.ending_reason is null
+
+-- name: release_runtime
+-- Nothing was given to the Pod: it waits again.
+with released as (delete from orca.runtimes where id = %(id)s and secret_made_at is null returning pod)
+update orca.runtime_pods p set taken_at = null from released d where p.name = d.pod and p.ended_at is null
+
+-- name: pod_of_runtime
+select p.name, p.namespace, p.uid from orca.runtimes r join orca.runtime_pods p on p.name = r.pod
+where r.id = %(id)s and r.ended_at is null
+
+-- name: live_runtimes
+select r.id, r.pod, p.namespace, p.pool, r.user_name as user, r.environment, r.warm, r.burning_rate, r.assigned_at,
+    r.expires_at, p.ready_at, p.address, p.problem, coalesce(o.refused, '') as refused, p.ending_reason
+from orca.runtimes r join orca.runtime_pods p on p.name = r.pod
+left join orca.kube_objects o on o.pod = p.name and o.kind = 'Pod'
+where r.ended_at is null and (%(user)s::text is null or r.user_name = %(user)s)
+order by r.assigned_at, r.id
+
+-- name: prune_runtimes
+delete from orca.runtimes where ended_at < now() - make_interval(secs => %(kept_seconds)s)
+
+-- name: prune_pods
+delete from orca.runtime_pods p where p.ended_at < now() - make_interval(secs => %(kept_seconds)s)
+  and not exists (select from orca.runtimes r where r.pod = p.name)

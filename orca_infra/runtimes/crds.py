@@ -1,0 +1,155 @@
+"""The two CustomResourceDefinitions, as the base stack applies them. Plain dicts, pure.
+
+Unknown fields are kept, so that an object that a newer version wrote loses nothing here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+GROUP = "datalayer.io"
+_MOST_PODS = 10_000
+_MOST_CULL_SECONDS = 100 * 365 * 86400
+_NAME = {"type": "string", "minLength": 1, "maxLength": 253}
+_TEXT = {"type": "string"}
+_KEPT = {"x-kubernetes-preserve-unknown-fields": True}
+_OPEN: dict[str, Any] = {"type": "object", **_KEPT}
+_QUANTITIES = {"type": "object", "additionalProperties": {"x-kubernetes-int-or-string": True}}
+_RESOURCES = {**_OPEN, "properties": {"requests": _QUANTITIES, "limits": _QUANTITIES}}
+
+_POOL_SPEC = {
+    **_OPEN,
+    "required": ["environment", "size"],
+    "properties": {
+        "environment": {**_NAME, "description": "The RuntimeEnvironment of its Pods, by name."},
+        "size": {
+            "type": "integer",
+            "format": "int32",
+            "minimum": 0,
+            "maximum": _MOST_PODS,
+            "description": "How many Pods are kept warm.",
+        },
+        "burningRate": {
+            "type": "number",
+            "minimum": 0,
+            "description": "Credits a second that a runtime of this pool burns.",
+        },
+        "resources": {
+            **_RESOURCES,
+            "description": "The Pods' requests and limits; they override the environment's resourcesRanges.default.",
+        },
+        "cull": {
+            **_OPEN,
+            "properties": {
+                "seconds": {
+                    "type": "number",
+                    "minimum": 0,
+                    "exclusiveMinimum": True,
+                    "maximum": _MOST_CULL_SECONDS,
+                    "description": "How long a runtime of this pool lives before it is culled.",
+                }
+            },
+        },
+        "affinity": {**_OPEN, "description": "As in a Pod."},
+        "nodeSelector": {"type": "object", "additionalProperties": _TEXT, "description": "As in a Pod."},
+        "tolerations": {"type": "array", "items": _OPEN, "description": "As in a Pod."},
+    },
+}
+_POOL_STATUS = {
+    **_OPEN,
+    "properties": {
+        "warm": {"type": "integer", "description": "Pods that a launch can take."},
+        "assigned": {"type": "integer", "description": "Runtimes of this pool's Pods."},
+        "message": {**_TEXT, "description": "Why fewer Pods than wanted are warm."},
+    },
+}
+_ENVIRONMENT_SPEC = {
+    **_OPEN,
+    "required": ["dockerImage"],
+    "properties": {
+        "dockerImage": {"type": "string", "minLength": 1, "description": "The image of its Pods."},
+        "title": _TEXT,
+        "language": _TEXT,
+        "description": _TEXT,
+        "resourcesRanges": {**_OPEN, "properties": {"default": _RESOURCES}},
+        "env": {
+            "type": "array",
+            "items": {**_OPEN, "required": ["name"], "properties": {"name": _NAME, "value": _TEXT}},
+            "description": "Variables, as in a Pod. No secrets: those are given to a runtime when it is assigned.",
+        },
+        "snippets": _KEPT,
+        "kernel": {**_OPEN, "properties": {"givenNameTemplate": _TEXT}},
+        "example": _TEXT,
+        "icon": _TEXT,
+    },
+}
+
+
+def runtime_pool_crd() -> dict[str, Any]:
+    """RuntimePool, with subresources status and scale: `kubectl scale rtp <pool> --replicas 5` changes its size."""
+    names = {
+        "kind": "RuntimePool",
+        "plural": "runtime-pools",
+        "singular": "runtime-pool",
+        "shortNames": ["rtp", "rp", "rps", "rpool", "rpools"],
+    }
+    columns = [
+        _column("Environment", "string", ".spec.environment"),
+        _column("Size", "integer", ".spec.size"),
+        _column("Warm", "integer", ".status.warm"),
+        _column("Assigned", "integer", ".status.assigned"),
+        _column("Burning Rate", "number", ".spec.burningRate"),
+        _column("Message", "string", ".status.message"),
+        _column("Age", "date", ".metadata.creationTimestamp"),
+    ]
+    scale = {"specReplicasPath": ".spec.size", "statusReplicasPath": ".status.warm"}
+    return _crd(
+        names,
+        columns,
+        {"spec": _POOL_SPEC, "status": _POOL_STATUS},
+        subresources={"status": {}, "scale": scale},
+    )
+
+
+def runtime_environment_crd() -> dict[str, Any]:
+    """RuntimeEnvironment: what runs in a Pod, apart from where and how many."""
+    names = {
+        "kind": "RuntimeEnvironment",
+        "plural": "runtime-environments",
+        "singular": "runtime-environment",
+        "shortNames": ["rte", "re", "res", "renv", "renvs"],
+    }
+    columns = [
+        _column("Title", "string", ".spec.title"),
+        _column("Language", "string", ".spec.language"),
+        _column("Image", "string", ".spec.dockerImage"),
+        _column("Age", "date", ".metadata.creationTimestamp"),
+    ]
+    return _crd(names, columns, {"spec": _ENVIRONMENT_SPEC})
+
+
+def _column(name: str, type_: str, path: str) -> dict[str, str]:
+    return {"name": name, "type": type_, "jsonPath": path}
+
+
+def _crd(
+    names: dict[str, Any],
+    columns: list[dict[str, str]],
+    properties: dict[str, Any],
+    *,
+    subresources: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    version = {
+        "name": "v1",
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": {"type": "object", "required": ["spec"], "properties": properties}},
+        "additionalPrinterColumns": columns,
+        **({"subresources": subresources} if subresources else {}),
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{names['plural']}.{GROUP}"},
+        "spec": {"group": GROUP, "scope": "Namespaced", "names": names, "versions": [version]},
+    }

@@ -1,0 +1,299 @@
+"""The nouns of the runtime pools, frozen. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+Manifest = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStatus:
+    """What a pool's `.status` says."""
+
+    warm: int = 0
+    assigned: int = 0
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """A RuntimePool as the cluster has it.
+
+    Attributes:
+        size: how many Pods are kept warm.
+        burning_rate: credits a second.
+        cull_seconds: how long its runtimes live; None: until they are stopped.
+        resources: of its Pods; None: the environment's.
+        status: what its status says now; None: nothing yet.
+        deleting: its deletion has begun.
+
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    environment: str
+    size: int
+    burning_rate: float = 0.0
+    cull_seconds: float | None = None
+    resources: Mapping[str, Any] | None = None
+    affinity: Mapping[str, Any] = field(default_factory=dict)
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    status: PoolStatus | None = None
+    deleting: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """A RuntimeEnvironment: what runs in a Pod. `resources` is its resourcesRanges.default."""
+
+    namespace: str
+    name: str
+    image: str
+    env: tuple[Mapping[str, Any], ...] = ()
+    resources: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeLimits:
+    """What restrains the runtime pools.
+
+    Attributes:
+        start_seconds: a Pod that is not Ready, or an object that is refused, for this long is given up.
+        pull_seconds: how long a waiting Pod's image or configuration may be in trouble before it is replaced.
+        backoff_seconds: between one replacement and the next of a pool, doubling up to `backoff_most_seconds`.
+        abandoned_seconds: a launch that has not come to its end in this time never will.
+        births_max: Pods born in one pass at the most.
+
+    """
+
+    stray_grace_seconds: float
+    stray_max: int
+    start_seconds: float = 600.0
+    pull_seconds: float = 60.0
+    backoff_seconds: float = 10.0
+    backoff_most_seconds: float = 300.0
+    abandoned_seconds: float = 300.0
+    births_max: int = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodRow:
+    """A runtime Pod that this program wrote down and has not ended.
+
+    Attributes:
+        pool: None for a cold start.
+        uid: of the Pod, once it was seen, or made by a cohort.
+        seen: whether the row itself has the uid, and so a launch can take it.
+        ready_at, unready_at: since when it is Ready, or is not any more.
+        problem: why it is not Ready, as written down.
+        taken_at: a launch has taken it.
+        refused: what the API server says of it when it does not take it.
+        runtime: what it is taken for; None also for a Pod whose launch was given up.
+        expires_at: when its runtime is culled.
+        secret_made: whether its launch came to its end.
+
+    """
+
+    name: str
+    namespace: str
+    environment: str
+    created_at: datetime
+    pool: str | None = None
+    uid: str | None = None
+    seen: bool = False
+    ready_at: datetime | None = None
+    unready_at: datetime | None = None
+    address: str | None = None
+    problem: str = ""
+    taken_at: datetime | None = None
+    refused: str = ""
+    ending_reason: str | None = None
+    ending_detail: str = ""
+    runtime: UUID | None = None
+    expires_at: datetime | None = None
+    secret_made: bool = False
+
+    @property
+    def waiting(self) -> bool:
+        """Whether no launch has taken it."""
+        return self.taken_at is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenObject:
+    """A Pod or Secret of the cluster that carries this stack's identity and the role of a runtime.
+
+    Attributes:
+        owned: whether it has owner references, and so goes with its owner.
+        deleting: its deletion has begun.
+        phase: of a Pod, as Kubernetes has it.
+        ready: whether a Pod's containers are.
+        held: the scheduler finds no place for the Pod.
+        waiting: why it waits, in Kubernetes' words (ImagePullBackOff, Unschedulable), with `waiting_message`.
+        failed: why it ended (OOMKilled, Evicted, Error, Completed).
+        address: of the Pod.
+
+    """
+
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+    created_at: datetime
+    owned: bool = False
+    deleting: bool = False
+    phase: str = ""
+    ready: bool = False
+    held: bool = False
+    waiting: str = ""
+    waiting_message: str = ""
+    failed: str = ""
+    address: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a Pod has ended."""
+        return self.phase in {"Succeeded", "Failed"}
+
+    @property
+    def can_serve(self) -> bool:
+        """Whether a Pod is Ready and stays."""
+        return self.ready and not self.deleting and not self.is_over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failures:
+    """How many waiting Pods of a pool could not become Ready of late, and when the last of them ended."""
+
+    pool: str
+    failures: int
+    last_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeSnapshot:
+    """All that one pass over the runtime pools knows.
+
+    Attributes:
+        environments: by name.
+        rows: Pods that have not ended, the oldest first.
+        gone: uids that the server, asked by name, says are gone.
+        failures: by pool.
+        highest_number: that a name in the cluster ends with.
+
+    """
+
+    now: datetime
+    pools: tuple[Pool, ...] = ()
+    environments: Mapping[str, Environment] = field(default_factory=dict)
+    rows: tuple[PodRow, ...] = ()
+    objects: tuple[SeenObject, ...] = ()
+    gone: frozenset[str] = frozenset()
+    failures: Mapping[str, Failures] = field(default_factory=dict)
+    highest_number: int = 0
+
+
+class EndReason(StrEnum):
+    """Why a runtime Pod ends."""
+
+    CULLED = "Culled"
+    STOPPED = "Stopped"
+    VANISHED = "Vanished"
+    FAILED = "Failed"
+    IMAGE_PULL = "ImagePull"
+    NEVER_READY = "NeverReady"
+    REFUSED = "Refused"
+    SURPLUS = "Surplus"
+    POOL_DELETED = "PoolDeleted"
+    ABANDONED = "Abandoned"
+    DISCARDED = "Discarded"
+
+
+#: The ends of waiting Pods that could not become Ready: they are replaced one at a time, with backoff.
+FAILURES = (EndReason.FAILED, EndReason.IMAGE_PULL, EndReason.NEVER_READY, EndReason.REFUSED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Birth:
+    """Pods to be born for a pool."""
+
+    pool: Pool
+    environment: Environment
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """A Pod that has to end; written down before anything is deleted. `only_waiting`: not when a launch just took it."""
+
+    name: str
+    reason: EndReason
+    detail: str
+    only_waiting: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """What is new of a Pod, to be written in its row."""
+
+    namespace: str
+    name: str
+    uid: str | None
+    ready: bool
+    address: str | None
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """Objects of a Pod's row that ends, to be deleted by uid. Nobody is in a Pod that waited: it gets no time to end."""
+
+    name: str
+    objects: tuple[SeenObject, ...]
+    waiting: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adoption:
+    """A Secret that was made before its Pod, and is to be owned by it now."""
+
+    secret: SeenObject
+    pod: SeenObject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusChange:
+    """A pool's status that is to be written."""
+
+    pool: Pool
+    status: PoolStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimePlan:
+    """What decide came to.
+
+    Attributes:
+        finishes: rows of which nothing is left, by name.
+        next_due_at: when a pass has something to do, though nothing else happens.
+
+    """
+
+    births: tuple[Birth, ...] = ()
+    endings: tuple[Ending, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    sweeps: tuple[Sweep, ...] = ()
+    adoptions: tuple[Adoption, ...] = ()
+    finishes: tuple[str, ...] = ()
+    strays: tuple[SeenObject, ...] = ()
+    strays_held: tuple[SeenObject, ...] = ()
+    statuses: tuple[StatusChange, ...] = ()
+    next_due_at: datetime | None = None

@@ -1,0 +1,357 @@
+"""Run clusters thin on a real API server, with the real engine: admission, the five objects, the sweep, adoption, strays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from orca_infra.db.connection import Database
+from orca_infra.errors import OrcaError, SetupError
+from orca_infra.kube.client import Kube
+from orca_infra.kube.kinds import JOB, NAMESPACE, POD, SERVICE, Ref
+from orca_infra.kube.labels import ROLE_LABEL, RUN_LABEL, STACK_LABEL, field_manager
+from orca_infra.log import make_log
+from orca_infra.loop.cluster_passes import RunPasses
+from orca_infra.settings import read_settings
+from orca_infra.stack.engine import Engine
+from orca_infra.stack.operations import RecordedEngine
+from orca_infra.surroundings import Surroundings, open_surroundings
+from orca_infra.testing.cluster import TestCluster
+
+KINDS = (JOB, POD, SERVICE)
+
+
+@dataclass
+class Room:
+    """What a test works with: passes over a namespace of its own."""
+
+    passes: RunPasses
+    surroundings: Surroundings
+    kube: Kube
+    namespace: str
+    environment: dict[str, str]
+    engine: Engine
+    wait_until: Callable[..., None]
+
+    def queue(self, pipeline: str = "reports", *, runs: int = 1, workers: int = 2, **columns: Any) -> None:
+        with self.database.transaction() as transaction:
+            transaction.run(
+                "insert into orca.pipelines (name, image, workers, max_runs, max_starts)"
+                " values (%(p)s, 'registry.example/reports:1', %(w)s, %(max_runs)s, %(max_starts)s) on conflict do nothing",
+                {"p": pipeline, "w": workers, "max_runs": None, "max_starts": None, **columns},
+            )
+            transaction.run(
+                "insert into orca.runs (pipeline) select %(p)s from generate_series(1, %(n)s)",
+                {"p": pipeline, "n": runs},
+            )
+
+    @property
+    def database(self) -> Database:
+        return self.surroundings.database
+
+    def rows(self, query: Any, **parameters: Any) -> list[dict[str, Any]]:
+        with self.database.snapshot() as transaction:
+            return transaction.dicts(query, parameters)
+
+    def objects(self) -> list[dict[str, Any]]:
+        labels = {STACK_LABEL: self.surroundings.stack_id}
+        return [o for kind in KINDS for o in self.kube.list(kind, namespace=self.namespace, labels=labels).items]
+
+    def uids(self) -> set[str]:
+        return {o["metadata"]["uid"] for o in self.objects()}
+
+    def end(self, run: int, state: str = "succeeded") -> None:
+        with self.database.transaction() as transaction:
+            transaction.run("select set_config('orca.writer', 'driver', true)")
+            transaction.run(
+                "update orca.runs set state = %(s)s, ended_at = now() where id = %(r)s", {"s": state, "r": run}
+            )
+
+    def until(self, predicate: Callable[[], object], seconds: float = 30) -> None:
+        """Make passes until something is true."""
+
+        def pass_and_look() -> object:
+            self.passes.run()
+            return predicate()
+
+        self.wait_until(pass_and_look, seconds)
+
+    def again(self) -> Room:
+        """The same stack with passes of a new process: nothing is remembered but what is written."""
+        return _room(self.surroundings, self.kube, self.environment, self.wait_until)
+
+
+def _room(surroundings: Surroundings, kube: Kube, environment: dict[str, str], wait_until: Callable[..., None]) -> Room:
+    engine = Engine(surroundings.engine, {"KUBECONFIG": environment["KUBECONFIG"]})
+    recorded = RecordedEngine(
+        engine,
+        surroundings.database,
+        backend_url=surroundings.engine.backend_url,
+        verify=lambda: None,
+        deadline_seconds=60,
+    )
+    passes = RunPasses(
+        surroundings, kube, recorded, environ=environment, verify=lambda: None, log=make_log(form="text")
+    )
+    return Room(passes, surroundings, kube, environment["ORCA_RUNS_NAMESPACE"], environment, engine, wait_until)
+
+
+@pytest.fixture
+def room(
+    cluster: TestCluster, namespace: str, database_url: str, tmp_path: Path, wait_until: Callable[..., None]
+) -> Iterator[Room]:
+    (tmp_path / "passphrase").write_text("a passphrase for tests")
+    (tmp_path / "state").mkdir()
+    environment = {
+        "ORCA_DB": database_url,
+        "ORCA_HOME": str(tmp_path / "home"),
+        "ORCA_TOKEN_KEY": "0123456789abcdef0123456789abcdef",
+        "PULUMI_BACKEND_URL": (tmp_path / "state").as_uri(),
+        "PULUMI_CONFIG_PASSPHRASE_FILE": str(tmp_path / "passphrase"),
+        "ORCA_RUNNER": "kubernetes",
+        "ORCA_RUNS_NAMESPACE": namespace,
+        "ORCA_STRAY_GRACE_SECONDS": "0.5",
+        "ORCA_VCPU_BUDGET": "100",
+        "ORCA_RUN_ENV": "GREETING",
+        "GREETING": "hello",
+        "KUBECONFIG": str(cluster.kubeconfig),
+    }
+    surroundings = open_surroundings(read_settings(environment), say=lambda _: None)
+    with Kube.connect(kubeconfig=cluster.kubeconfig) as kube:
+        kube.patch(
+            Ref(kind=NAMESPACE, namespace=None, name=namespace),
+            {"metadata": {"labels": {STACK_LABEL: surroundings.stack_id}}},
+        )
+        yield _room(surroundings, kube, environment, wait_until)
+    surroundings.close()
+
+
+def test_a_queued_run_gets_its_driver_head_and_workers(room: Room) -> None:
+    room.queue()
+    room.passes.run()
+    run = room.rows("select * from orca.runs")[0]
+    assert (run["state"], run["start"]) == ("running", 1)
+    found = {
+        (o["kind"], o["metadata"]["name"]): o for o in [{**o, "kind": o.get("kind") or ""} for o in room.objects()]
+    }
+    names = {name for _, name in found}
+    base = f"orca-{run['id']}-1"
+    assert {base, f"{base}-head", f"{base}-worker-0", f"{base}-worker-1"} <= names
+    job = room.kube.get(Ref(kind=JOB, namespace=room.namespace, name=base))
+    head = room.kube.get(Ref(kind=POD, namespace=room.namespace, name=f"{base}-head"))
+    worker = room.kube.get(Ref(kind=POD, namespace=room.namespace, name=f"{base}-worker-1"))
+    assert job
+    assert head
+    assert worker
+    owner = head["metadata"]["ownerReferences"][0]
+    assert owner["uid"] == job["metadata"]["uid"]
+    assert not owner.get("controller")
+    assert worker["metadata"]["labels"][ROLE_LABEL] == "worker"
+    assert worker["metadata"]["labels"][RUN_LABEL] == str(run["id"])
+    variables = {v["name"]: v.get("value") for v in worker["spec"]["containers"][0]["env"]}
+    assert variables["DISTA_HEAD"] == f"{base}-head:6390"
+    assert variables["GREETING"] == "hello"
+    assert "ORCA_DB" not in variables
+    driver = job["spec"]["template"]["spec"]["containers"][0]
+    assert driver["command"] == ["orca", "resume", str(run["id"])]
+    assert {"name": "orca-db", "key": "url"} in [
+        v["valueFrom"]["secretKeyRef"] for v in driver["env"] if "valueFrom" in v
+    ]
+    assert {m["manager"] for m in job["metadata"]["managedFields"] if m["operation"] == "Apply"} == {
+        field_manager(room.surroundings.stack_id)
+    }
+
+
+def test_a_run_without_tasks_gets_a_driver_alone(room: Room) -> None:
+    room.queue(workers=0)
+    room.passes.run()
+    assert len(room.kube.list(JOB, namespace=room.namespace).items) == 1
+    assert not room.kube.list(SERVICE, namespace=room.namespace).items
+
+
+def test_a_pass_with_nothing_to_make_runs_no_engine(room: Room) -> None:
+    room.queue()
+    room.passes.run()
+    before = room.rows("select count(*) as n from orca.engine_operations")
+    assert room.passes.run() == 0
+    assert room.rows("select count(*) as n from orca.engine_operations") == before
+
+
+def test_an_ended_run_is_swept_with_its_log_and_its_cohort_is_dropped(room: Room) -> None:
+    room.queue()
+    room.passes.run()
+    run = room.rows("select id from orca.runs")[0]["id"]
+    room.wait_until(
+        lambda: [
+            p
+            for p in room.kube.list(POD, namespace=room.namespace).items
+            if p["metadata"]["labels"][ROLE_LABEL] == "driver"
+        ],
+        20,
+    )
+    room.end(run)
+    room.until(lambda: not room.objects() and not room.rows("select * from orca.cohorts"))
+    row = room.rows("select reason, log_saved_at from orca.run_clusters")[0]
+    assert row["reason"] == "Ended"
+    assert row["log_saved_at"] is not None
+    log = (room.surroundings.logs_folder / str(run) / "driver.log").read_text()
+    assert log.startswith(f"--- run {run} start 1, Pod orca-{run}-1-")
+    assert room.rows("select * from orca.kube_objects") == []
+    assert room.engine.state("dev.runs.1").resources == ()
+
+
+def test_the_budget_admits_oldest_first_and_says_what_waits(room: Room) -> None:
+    room.queue("small", runs=30, workers=2)  # 2,750m each: 36 fit 100 cores
+    room.queue("huge", runs=1, workers=200)
+    room.queue("late", runs=10, workers=2)
+    plan = room.passes.plan()
+    assert len(plan.admit) == 36
+    assert any("more than the whole budget" in why for why in plan.waiting.values())
+    assert any("of the budget is free" in why for why in plan.waiting.values())
+
+
+def test_a_killed_up_is_adopted_by_the_next_cohort_with_all_uids(room: Room) -> None:
+    """At 20 random moments of ups of 8 run clusters the engine is killed: the next pass makes the rest, keeps what is there."""
+    random = Random(20261129)
+    adopted = sum(_kill_and_adopt(room, number, random.uniform(0.3, 1.9)) for number in range(20))
+    assert adopted, "no kill came while objects were being made: the moments are wrong"
+    room.until(lambda: not room.rows("select * from orca.cohorts"))
+
+
+def _kill_and_adopt(room: Room, number: int, moment: float) -> int:
+    """One kill and one recovery; gives how many objects had been made before the kill."""
+    room.queue(f"killed-{number}", runs=8)
+    killer = threading.Timer(moment, _kill_engine, [room])
+    killer.start()
+    with suppress(OrcaError):
+        room.passes.run()
+    killer.cancel()
+    killer.join()
+    before = room.uids()
+    heir = room.again()
+    heir.until(lambda: not heir.rows("select 1 as x from orca.kube_objects where uid is null"))
+    assert before <= heir.uids(), "an object that was made before the kill was replaced"
+    for run in heir.rows("select id from orca.runs where state = 'running'"):
+        heir.end(run["id"])
+    heir.until(lambda: not heir.objects(), 60)
+    return len(before)
+
+
+def _kill_engine(room: Room) -> None:
+    for row in room.rows("select pid from orca.engine_operations where ended_at is null and pid is not null"):
+        os.kill(row["pid"], signal.SIGKILL)
+
+
+def test_one_refused_object_stops_no_other_and_ends_its_start_in_the_servers_words(room: Room) -> None:
+    room.queue("good", runs=2, workers=0)
+    room.queue("bad", runs=1, workers=0)
+    with room.database.transaction() as transaction:
+        transaction.run("update orca.pipelines set image = '' where name = 'bad'")
+    room.passes.run()
+    assert len(room.kube.list(JOB, namespace=room.namespace).items) == 2
+    refused = room.rows("select refused, tries, next_try_at from orca.kube_objects where uid is null")[0]
+    assert "image" in refused["refused"]
+    assert refused["tries"] == 1
+    with room.database.transaction() as transaction:
+        transaction.run("update orca.run_clusters set created_at = created_at - interval '11 minutes'")
+    room.until(lambda: room.rows("select * from orca.run_clusters where reason = 'Refused'"))
+    row = room.rows(
+        "select c.ending_detail, r.reason from orca.run_clusters c join orca.runs r on r.id = c.run"
+        " where c.pipeline = 'bad' and c.reason is not null"
+    )[0]
+    assert "image" in row["ending_detail"]
+    assert row["reason"] == "Refused"
+
+
+def test_a_lost_head_ends_the_start_and_queues_the_run_again(room: Room) -> None:
+    room.queue()
+    room.passes.run()
+    run = room.rows("select id from orca.runs")[0]["id"]
+    head = Ref(kind=POD, namespace=room.namespace, name=f"orca-{run}-1-head")
+    assert room.kube.delete(head)
+    room.wait_until(lambda: room.kube.get(head) is None, 20)
+    room.until(lambda: room.rows("select * from orca.run_clusters where reason = 'HeadLost'"))
+    row = room.rows("select state, start, reason from orca.runs")[0]
+    # Queued again by then, or already admitted at its next start.
+    assert (row["state"], row["start"]) in {("queued", 1), ("running", 2)}
+    room.until(lambda: room.rows("select * from orca.runs where state = 'running' and start = 2"))
+
+
+def test_a_job_deleted_by_hand_is_vanished_and_never_declared_again(room: Room) -> None:
+    room.queue(workers=0, max_starts=1)
+    room.passes.run()
+    run = room.rows("select id from orca.runs")[0]["id"]
+    job = Ref(kind=JOB, namespace=room.namespace, name=f"orca-{run}-1")
+    room.kube.delete(job)
+    room.wait_until(lambda: room.kube.get(job) is None, 20)
+    room.until(lambda: room.rows("select * from orca.run_clusters where reason = 'Vanished'"))
+    assert room.kube.get(job) is None
+    assert room.rows("select state, reason from orca.runs")[0] == {"state": "failed", "reason": "Vanished"}
+
+
+def test_strays_go_and_other_stacks_objects_and_unlabelled_ones_stay(room: Room) -> None:
+    mine = {STACK_LABEL: room.surroundings.stack_id, ROLE_LABEL: "driver"}
+    planted = {
+        "stray": mine,
+        "foreign": {STACK_LABEL: "another", ROLE_LABEL: "driver"},
+        "unlabelled": {},
+        "without-role": {STACK_LABEL: room.surroundings.stack_id},
+    }
+    for name, labels in planted.items():
+        room.kube.create(
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": name, "namespace": room.namespace, "labels": labels},
+                "spec": {"containers": [{"name": "c", "image": "x"}]},
+            }
+        )
+    room.until(lambda: room.kube.get(Ref(kind=POD, namespace=room.namespace, name="stray")) is None)
+    left = {p["metadata"]["name"] for p in room.kube.list(POD, namespace=room.namespace).items}
+    assert left == {"foreign", "unlabelled", "without-role"}
+
+
+def test_a_desired_object_that_nobody_owns_is_adopted_and_not_deleted(room: Room) -> None:
+    """The loop died between making a driver and recording it: the running driver survives its controller."""
+    room.queue(workers=0)
+    room.passes.run()
+    before = room.uids()
+    with room.database.transaction() as transaction:
+        transaction.run("update orca.kube_objects set uid = null, confirmed_at = null, cohort = null")
+    room = room.again()
+    room.until(lambda: not room.rows("select 1 as x from orca.kube_objects where uid is null"))
+    assert before <= room.uids()
+
+
+def test_a_namespace_of_another_stack_is_refused(room: Room) -> None:
+    room.kube.patch(
+        Ref(kind=NAMESPACE, namespace=None, name=room.namespace), {"metadata": {"labels": {STACK_LABEL: "another"}}}
+    )
+    room.queue()
+    with pytest.raises(SetupError, match="belongs to stack id another"):
+        room.passes.run()
+    assert room.rows("select state from orca.runs")[0]["state"] == "queued"
+
+
+def test_an_unreachable_cluster_is_never_an_empty_one(room: Room, cluster: TestCluster) -> None:
+    room.queue()
+    room.passes.run()
+    before = room.uids()
+    cluster.stop_server()
+    try:
+        with pytest.raises(OrcaError):
+            room.passes.run()
+        assert room.rows("select ending_reason from orca.run_clusters")[0]["ending_reason"] is None
+    finally:
+        cluster.start_server()
+    room.until(lambda: True)
+    assert before <= room.uids()
