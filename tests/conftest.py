@@ -95,7 +95,7 @@ class Background:
     def _run(self) -> None:
         try:
             self.result = self._call()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  (it is the caller's to look at)
             self.error = error
 
     def join(self, seconds: float = 30) -> None:
@@ -176,7 +176,7 @@ _ENVIRONMENT = {
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """An ORCA_HOME with a passphrase and an orca.toml; whatever process still belongs to it at the end is ended and told of."""
+    """An ORCA_HOME with a passphrase and an orca.toml; whatever process still belongs to it at the end fails the test."""
     folder = Path(tempfile.mkdtemp(prefix="orca-test-home-", dir="/tmp"))
     folder.chmod(0o755)
     (folder / "state").mkdir()
@@ -404,7 +404,7 @@ def processes_of(folder: Path) -> list[ProcessId]:
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         with contextlib.suppress(OSError, Transient):
-            texts = (os.readlink(entry / "cwd").encode(), *((entry / n).read_bytes() for n in ("cmdline", "environ")))
+            texts = (bytes((entry / "cwd").readlink()), *((entry / n).read_bytes() for n in ("cmdline", "environ")))
             if any(mark in text for text in texts):
                 process = ProcessId.of(int(entry.name))
                 if is_alive(process):

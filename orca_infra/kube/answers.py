@@ -69,18 +69,13 @@ def error_of_status(call: Call, code: int, status: Object, retry_after: str | No
         return _forbidden(said, message, status)
     if code == 404:
         return _not_found(call, said, status)
-    if code == 409:
-        return Conflict(said)
+    if code == 409 or (code == 422 and any(cause.get("field") == "metadata.uid" for cause in _causes(status))):
+        return Conflict(said)  # a patch for another uid is refused as a change of the uid (tried with 1.36)
     if code == 410 or status.get("reason") == "Expired":
         return Expired(said)
     if code == 400 and call.verb == "logs" and _WAITING.search(message):
         return ContainerWaiting(said)
     return _by_code(said, code, _seconds(retry_after) or _seconds(_details(status).get("retryAfterSeconds")))
-
-
-def is_missing(error: OrcaError) -> bool:
-    """Whether the error says that the very object that was asked for is not there, and nothing else."""
-    return isinstance(error, ObjectMissing)
 
 
 def words(text: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from orca_infra.errors import Conflict, Transient
-from orca_infra.kube import reading, watching
+from orca_infra.kube import options, reading, watching
 from orca_infra.kube.answers import Call
 from orca_infra.kube.deadlines import Deadlines
 from orca_infra.kube.errors import ObjectMissing
@@ -141,18 +141,16 @@ class Kube:
             patch: the changes.
             uid: the object has to be this very one.
             resource_version: it must not have been changed since.
-            subresource: `status`, for one.
+            subresource: `status`, for one. With a uid the object is read first: of a custom resource's status the API
+                server passes over the uid (tried with 1.36), so its version has to hold that.
 
         Raises:
             Conflict: it is another one, or was changed; ObjectMissing: there is none.
 
         """
-        conditions = {"uid": uid, "resourceVersion": resource_version}
-        metadata = {
-            **patch.get("metadata", {}),
-            **{key: value for key, value in conditions.items() if value is not None},
-        }
-        body = {**patch, **({"metadata": metadata} if metadata else {})}
+        if subresource is not None and uid is not None and resource_version is None:
+            resource_version = self._version(ref, uid)
+        body = options.with_conditions(patch, uid=uid, resourceVersion=resource_version)
         call = Call(verb="patch", kind=ref.kind, namespace=ref.namespace, name=ref.name)
         path = f"{ref.path}/{subresource}" if subresource else ref.path
         return self._write(call, "PATCH", path, body=body, content_type=_MERGE)
@@ -172,14 +170,10 @@ class Kube:
             Conflict: this very object is there and cannot be deleted now.
 
         """
-        options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
-        if uid is not None:
-            options["preconditions"] = {"uid": uid}
-        if grace_seconds is not None:
-            options["gracePeriodSeconds"] = grace_seconds
+        body = options.delete_options(uid=uid, propagation=propagation, grace_seconds=grace_seconds)
         call = Call(verb="delete", kind=ref.kind, namespace=ref.namespace, name=ref.name)
         try:
-            self._transport.request(call, "DELETE", ref.path, body=options)
+            self._transport.request(call, "DELETE", ref.path, body=body)
         except ObjectMissing:
             return False
         except Conflict:  # another uid, or something else; what is there now says which
@@ -259,15 +253,14 @@ class Kube:
 
         """
         ref = Ref(kind=POD, namespace=namespace, name=pod)
-        wanted = {
-            "container": container,
-            "follow": "true" if follow else None,
-            "previous": "true" if previous else None,
-            "sinceTime": since_time,
-            "timestamps": "true" if timestamps else None,
-            "limitBytes": None if limit_bytes is None else str(limit_bytes),
-        }
-        params = {key: value for key, value in wanted.items() if value is not None}
+        params = options.log_params(
+            container=container,
+            follow=follow,
+            previous=previous,
+            sinceTime=since_time,
+            timestamps=timestamps,
+            limitBytes=limit_bytes,
+        )
         call = Call(verb="logs", kind=POD, namespace=namespace, name=pod)
         silence = None if follow else self._transport.deadlines.read_seconds
         return self._transport.stream(call, f"{ref.path}/log", params=params, silence_seconds=silence, stop=stop)
@@ -293,6 +286,14 @@ class Kube:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _version(self, ref: Ref, uid: str) -> str:
+        found = self.get(ref)
+        if found is None:
+            raise ObjectMissing(f"cannot patch {ref}: it is not there")
+        if found["metadata"].get("uid") != uid:
+            raise Conflict(f"cannot patch {ref}: another object has its name")
+        return str(found["metadata"]["resourceVersion"])
 
     def _write(self, call: Call, method: str, path: str, **particulars: Any) -> Object:
         return reading.checked(call, self._transport.request(call, method, path, **particulars))

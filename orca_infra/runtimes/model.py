@@ -11,6 +11,11 @@ from uuid import UUID
 
 Manifest = Mapping[str, Any]
 
+#: Problems that pass by themselves.
+STARTING = "starting"
+GOING_AWAY = "going away"
+_PROBLEM_LIMIT = 500
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStatus:
@@ -167,6 +172,18 @@ class SeenObject:
     def can_serve(self) -> bool:
         """Whether a Pod is Ready and stays."""
         return self.ready and not self.deleting and not self.is_over
+
+    @property
+    def problem(self) -> str:
+        """Why a Pod cannot serve, in words that stay the same from pass to pass; empty when it can."""
+        if self.can_serve:
+            return ""
+        if self.deleting:
+            return GOING_AWAY
+        if self.is_over:
+            return f"ended: {self.failed or self.phase}"
+        words = ": ".join(text for text in (self.waiting, self.waiting_message) if text)
+        return words[:_PROBLEM_LIMIT] or STARTING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

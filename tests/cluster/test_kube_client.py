@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from orca_infra.errors import AuthFailed, Conflict, OrcaError, QuotaExceeded, Re
 from orca_infra.kube.cache import Watched
 from orca_infra.kube.client import Kube
 from orca_infra.kube.errors import Expired, KindMissing, NamespaceMissing, ObjectMissing
-from orca_infra.kube.kinds import JOB, NAMESPACE, POD, RESOURCE_QUOTA, SECRET, SERVICE, Kind, Object, Ref, ref_of
+from orca_infra.kube.kinds import CRD, JOB, NAMESPACE, POD, RESOURCE_QUOTA, SECRET, SERVICE, Kind, Object, Ref, ref_of
 from orca_infra.kube.watching import Change, Gone, Heard, Relisted, Seen, Trouble
 from orca_infra.testing.cluster import TestCluster
 
@@ -146,10 +147,51 @@ def test_what_a_job_owns_goes_with_it(kube: Kube, namespace: str, wait_until: Wa
     assert kube.get(Ref(kind=JOB, namespace=namespace, name="driver")) is None
 
 
-def test_a_status_is_patched_on_its_own(kube: Kube, namespace: str) -> None:
-    made = kube.create(pod(namespace, "one", nodeName="nowhere"))
-    patched = kube.patch(ref_of(made), {"status": {"reason": "Tried"}}, uid=uid_of(made), subresource="status")
-    assert patched["status"]["reason"] == "Tried"
+ANOTHER = "00000000-0000-0000-0000-000000000000"
+WIDGET = Kind(api_version="kube-client.example/v1", kind="Widget", plural="widgets")
+
+
+def test_a_uid_holds_for_every_kind_and_for_its_status(kube: Kube, namespace: str, wait_until: WaitUntil) -> None:
+    """The API server itself passes over the uid in a patch of a custom resource's status."""
+    open_schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    version = {"name": "v1", "served": True, "storage": True, "subresources": {"status": {}}, "schema": open_schema}
+    names = {"plural": WIDGET.plural, "kind": WIDGET.kind}
+    spec = {"group": WIDGET.group, "scope": "Namespaced", "names": names, "versions": [version]}
+    crd = {"apiVersion": CRD.api_version, "kind": CRD.kind, "metadata": {"name": f"{WIDGET.plural}.{WIDGET.group}"}}
+    kube.apply({**crd, "spec": spec}, manager="test")
+    wait_until(lambda: is_served(kube, WIDGET, namespace))
+
+    metadata = {"name": "one", "namespace": namespace}
+    template = {"spec": pod(namespace, "x")["spec"]}
+    widget = kube.create({"apiVersion": WIDGET.api_version, "kind": WIDGET.kind, "metadata": metadata}, kind=WIDGET)
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata,
+        "spec": {"suspend": True, "template": template},
+    }
+    for made, kind in ((widget, WIDGET), (kube.create(job), JOB), (kube.create(pod(namespace, "one")), POD)):
+        ref = ref_of(made, kind)
+        note = {"metadata": {"annotations": {"a": "b"}}}
+        with pytest.raises(Conflict):
+            kube.patch(ref, note, uid=ANOTHER)
+        with pytest.raises(Conflict):
+            kube.patch(ref, {"status": {"reason": "x"}}, uid=ANOTHER, subresource="status")
+        with pytest.raises(Conflict):
+            kube.apply({**made, "metadata": {**metadata, "uid": ANOTHER}}, manager="m", force=True, kind=kind)
+        assert kube.delete(ref, uid=ANOTHER) is False
+        assert uid_of(kube.patch(ref, note, uid=uid_of(made))) == uid_of(made)
+        gone = Ref(kind=kind, namespace=namespace, name="gone")
+        with pytest.raises(ObjectMissing):
+            kube.patch(gone, {"status": {}}, uid=ANOTHER, subresource="status")
+    patched = kube.patch(ref_of(widget, WIDGET), {"status": {"note": "x"}}, uid=uid_of(widget), subresource="status")
+    assert patched["status"] == {"note": "x"}
+
+
+def is_served(kube: Kube, kind: Kind, namespace: str) -> bool:
+    with contextlib.suppress(KindMissing):
+        return kube.list(kind, namespace=namespace).items == ()
+    return False
 
 
 def test_a_list_of_many_pages_is_whole(kube: Kube, namespace: str) -> None:
@@ -173,21 +215,22 @@ def test_a_kind_that_is_not_served_is_no_empty_list(kube: Kube, namespace: str) 
         Kind(api_version="nobody.example/v1", kind="Nothing", plural="nothings"),
         Kind(api_version="v1", kind="Nothing", plural="nothings"),
     ):
-        for ask in (
-            lambda kind=kind: kube.list(kind, namespace=namespace),
-            lambda kind=kind: kube.get(Ref(kind=kind, namespace=namespace, name="x")),
-            lambda kind=kind: kube.delete(Ref(kind=kind, namespace=namespace, name="x")),
-        ):
-            with pytest.raises(KindMissing, match="is its CRD installed"):
-                ask()
+        ref = Ref(kind=kind, namespace=namespace, name="x")
+        with pytest.raises(KindMissing, match="is its CRD installed"):
+            kube.list(kind, namespace=namespace)
+        with pytest.raises(KindMissing):
+            kube.get(ref)
+        with pytest.raises(KindMissing):
+            kube.delete(ref)
 
 
-def test_a_namespace_that_is_missing_or_going_away_is_told_apart(
-    kube: Kube, namespace: str, wait_until: WaitUntil
-) -> None:
-    for make in (kube.create, lambda obj: kube.apply(obj, manager="m")):
-        with pytest.raises(NamespaceMissing):
-            make(secret("not-there", "one"))
+def test_a_namespace_that_is_missing_or_going_away_is_told_apart(kube: Kube, wait_until: WaitUntil) -> None:
+    namespace = f"test-{secrets.token_hex(4)}"
+    kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+    with pytest.raises(NamespaceMissing):
+        kube.create(secret("not-there", "one"))
+    with pytest.raises(NamespaceMissing):
+        kube.apply(secret("not-there", "one"), manager="m")
     assert kube.get(Ref(kind=SECRET, namespace="not-there", name="one")) is None
     held = secret(namespace, "held")
     held["metadata"]["finalizers"] = ["orca.example/held"]
@@ -214,9 +257,10 @@ def test_a_full_quota_is_a_quota(kube: Kube, namespace: str, wait_until: WaitUnt
     assert quota["kind"] == RESOURCE_QUOTA.kind
     kube.create(pod(namespace, "one"))
     kube.create(secret(namespace, "one"))
-    for make in (lambda: kube.create(pod(namespace, "two")), lambda: kube.apply(secret(namespace, "two"), manager="m")):
-        with pytest.raises(QuotaExceeded, match="exceeded quota: q"):
-            make()
+    with pytest.raises(QuotaExceeded, match="exceeded quota: q"):
+        kube.create(pod(namespace, "two"))
+    with pytest.raises(QuotaExceeded, match="exceeded quota: q"):
+        kube.apply(secret(namespace, "two"), manager="m")
 
 
 def test_what_the_server_refuses_is_refused_in_its_words(kube: Kube, namespace: str) -> None:
@@ -258,18 +302,22 @@ def test_a_wrong_token_and_missing_rights_are_said_as_such(
         stranger.get(Ref(kind=SECRET, namespace=namespace, name="one"))
     for user in ({"token": token["status"]["token"]}, {"token": cluster.token, "as": "jane"}):
         with connect(**user) as limited:
-            asks: tuple[Callable[[], object], ...] = (
-                lambda kube=limited: kube.list(POD, namespace=namespace),
-                lambda kube=limited: kube.get(Ref(kind=SECRET, namespace=namespace, name="one")),
-                lambda kube=limited: kube.apply(secret(namespace, "one"), manager="m"),
-                lambda kube=limited: kube.delete(Ref(kind=POD, namespace=namespace, name="one")),
-                lambda kube=limited: list(
-                    kube.watch(POD, resource_version="", silence_seconds=5.0, stop=threading.Event())
-                ),
-            )
-            for ask in asks:
+            for ask in denied(limited, namespace):
                 with pytest.raises(AuthFailed, match="cannot"):
                     ask()
+
+
+def denied(kube: Kube, namespace: str) -> list[Callable[[], object]]:
+    one = Ref(kind=SECRET, namespace=namespace, name="one")
+    return [
+        lambda: kube.list(POD, namespace=namespace),
+        lambda: kube.get(one),
+        lambda: kube.apply(secret(namespace, "one"), manager="m"),
+        lambda: kube.create(pod(namespace, "one")),
+        lambda: kube.delete(one),
+        lambda: list(kube.watch(POD, resource_version="", silence_seconds=5.0, stop=threading.Event())),
+        lambda: list(kube.logs(namespace, "one")),
+    ]
 
 
 def test_a_server_that_cannot_be_verified_is_not_spoken_to(cluster: TestCluster, connect: Callable[..., Kube]) -> None:
@@ -284,11 +332,6 @@ def test_a_cluster_is_told_by_its_uid(kube: Kube) -> None:
     found = kube.get(Ref(kind=NAMESPACE, name="kube-system"))
     assert found is not None
     assert kube.cluster_uid() == uid_of(found)
-
-
-def test_an_old_version_expires(kube: Kube) -> None:
-    with pytest.raises(Expired):
-        list(kube.watch(POD, resource_version="1", silence_seconds=5.0, stop=threading.Event()))
 
 
 def test_a_quiet_watch_is_not_taken_for_a_dead_one(kube: Kube, namespace: str) -> None:
@@ -386,6 +429,8 @@ def test_a_follow_survives_the_api_servers_restart(
         wait_until(lambda: "first" in learned(), 30)
         assert learned() == {"first"}
         wait_until(lambda: following.has(Heard), 10)  # it is quiet now, and known to be
+    with pytest.raises(Expired):  # a server that has just started knows nothing of what was before
+        list(kube.watch(SECRET, resource_version="1", silence_seconds=5.0, stop=threading.Event()))
 
 
 def test_a_write_is_read_back_from_the_cache_at_once(kube: Kube, namespace: str, wait_until: WaitUntil) -> None:

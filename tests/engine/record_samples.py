@@ -32,7 +32,15 @@ from orca_infra.stack.program import Program, Registrar
 SAMPLES = Path(__file__).parents[1] / "unit" / "samples" / "engine"
 STACK = "test.machines.p"
 TYPE = "orca:index:Machine"
-_NOISE = ("preludeEvent", "cancelEvent", "stdoutEvent", "resourcePreEvent", "progressEvent", "policyEvent", "summaryEvent")
+_NOISE = (
+    "preludeEvent",
+    "cancelEvent",
+    "stdoutEvent",
+    "resourcePreEvent",
+    "progressEvent",
+    "policyEvent",
+    "summaryEvent",
+)
 _BULKY = ("inputs", "detailedDiff", "provider", "protect", "retainOnDelete", "initErrors", "keys", "diffs", "logical")
 
 
@@ -158,7 +166,8 @@ def main() -> None:
     never = {"deadline_seconds": 60.0, "on_start": lambda _: None}
     try:
         recorder.record(
-            "stack-missing", lambda: engine.refresh("test.machines.none", targets=(), **never)  # type: ignore[arg-type]
+            "stack-missing",
+            lambda: engine.refresh("test.machines.none", targets=(), **never),  # type: ignore[arg-type]
         )
         recorder.record("up-made", lambda: recorder.up("m-1"))
         recorder.record("up-same", lambda: recorder.up("m-1"))
@@ -167,17 +176,13 @@ def main() -> None:
             recorder.record(f"up-{code.lower().replace('_', '-')}", lambda: recorder.up("m-2"))
         recorder.record("up-already-exists", lambda: recorder.up("m-2", name="m-1"))
         recorder.record("up-check-failed", lambda: recorder.up("m-2", location=""))
-        recorder.record(
-            "plugin-missing", lambda: recorder.run(engine, thing, "m-3")
-        )
+        recorder.record("plugin-missing", lambda: recorder.run(engine, thing, "m-3"))
         recorder.record("program-raised", lambda: recorder.run(engine, raising, "m-3"))
         wrong = folder / "wrong"
         wrong.write_text("another passphrase\n")
         elsewhere = recorder.make_engine(f"file://{folder / 'state'}", wrong)
         engine.init("test.machines.empty")
-        recorder.record(
-            "passphrase-wrong-in-a-step", lambda: recorder.up("m-1", elsewhere, "test.machines.empty")
-        )
+        recorder.record("passphrase-wrong-in-a-step", lambda: recorder.up("m-1", elsewhere, "test.machines.empty"))
         recorder.record("passphrase-wrong", lambda: recorder.up("m-1", elsewhere))
         closed = recorder.make_engine("postgres://nobody:s3cr3t@127.0.0.1:1/none?sslmode=disable")
         recorder.record("state-unreachable", lambda: recorder.up("m-1", closed))

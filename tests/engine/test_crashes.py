@@ -87,37 +87,31 @@ def test_an_engine_killed_before_its_machine_was_made_leaves_a_lock_that_is_brok
 
 @STATES
 def test_an_engine_killed_after_its_machine_was_made_leaves_a_stray_and_demand_gets_a_new_number(
-    passes: Passes, wait_until: WaitUntil, state: str
+    passes: Passes, background: Callable[..., Any], wait_until: WaitUntil, state: str
 ) -> None:
-    w = passes(state, ORCA_STRAY_GRACE_SECONDS="3")
+    w = passes(state, ORCA_STRAY_GRACE_SECONDS="8")
     w.configure(create_seconds(60))
     w.queue()
-    # Its worker comes up while the create has no answer yet: it takes the run, as on a real cloud.
-    pass_, engine = _background_until(w, lambda: w.count("orca.workers") == 1, wait_until)
+    # Its worker comes up while the create has no answer yet, and takes the run, as on a real cloud.
+    pass_ = background(w.run_pass)
+    wait_until(lambda: w.count("orca.workers") == 1, 20)
+    newest = w.operations()[-1]
+    engine = ProcessId(newest["pid"], newest["process_started"])
     os.kill(engine.pid, signal.SIGKILL)
     pass_.join()
-    stray = w.cloud.get("orca-p-1")
+    assert w.listed() == ["orca-p-1"]
+    w.execute("update orca.runs set state = 'canceled' where state in ('queued', 'running')")
 
     w.configure()
-    w.queue()
     w.run_pass()
-    assert w.reasons()["orca-p-1"] == "Interrupted"
-    assert w.cloud.get("orca-p-1") == stray  # until the grace is over: the list may be late
+    assert w.reasons() == {"orca-p-1": "Interrupted"}
+    assert w.listed() == ["orca-p-1"]  # until the grace is over: the list may be late
+    w.queue()
     w.pass_until(lambda: w.listed() == ["orca-p-2"])
     assert w.reasons() == {"orca-p-1": "Interrupted", "orca-p-2": None}
     assert "stray deleted" in w.log.events()
     assert_converged(w, machines=["orca-p-2"])
-    wait_until(lambda: not w.rows("select from orca.runs where state <> 'succeeded'"), 15)
-
-
-def _background_until(w: Any, predicate: Callable[[], object], wait_until: WaitUntil) -> tuple[Any, ProcessId]:
-    from threading import Thread
-
-    thread = Thread(target=w.run_pass)
-    thread.start()
-    wait_until(predicate, 20)
-    newest = w.operations()[-1]
-    return thread, ProcessId(newest["pid"], newest["process_started"])
+    wait_until(lambda: w.rows("select from orca.runs where state = 'succeeded' and worker = 'orca-p-2'"), 15)
 
 
 def test_an_engine_killed_in_a_removal_is_settled_and_the_removal_goes_on(passes: Passes) -> None:
@@ -214,7 +208,7 @@ def _up_by_hand(w: Any, started: list[ProcessId]) -> None:
 
 
 def test_with_its_lock_connection_ended_in_mid_up_a_loop_writes_nothing_more_and_the_next_leader_confirms(
-    passes: Passes, surroundings: Callable[..., Any]
+    passes: Passes,
 ) -> None:
     w = passes()
     w.queue()
@@ -325,8 +319,10 @@ def test_a_loop_killed_in_mid_up_takes_its_engine_along_and_the_next_one_converg
     wait_until(lambda: not is_alive(engine), 10, "the engine's end")
     assert lock_keys(w) == []
     w.pass_until(
-        lambda: w.rows("select from orca.runs where state = 'succeeded'")
-        and w.listed() == [name for name, reason in w.reasons().items() if reason is None]
+        lambda: (
+            w.rows("select from orca.runs where state = 'succeeded'")
+            and w.listed() == [name for name, reason in w.reasons().items() if reason is None]
+        )
     )
     assert set(w.reasons().values()) <= {None, "Interrupted"}
     assert len(w.listed()) <= 1

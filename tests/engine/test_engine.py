@@ -30,7 +30,8 @@ from orca_infra.machines.program import machine_program
 from orca_infra.machines.providers.local import LocalProvider
 from orca_infra.machines.providers.local_cloud import LocalCloud, MachineRequest
 from orca_infra.process import ProcessId, end_session, is_alive
-from orca_infra.stack import command, engine as engine_module
+from orca_infra.stack import command
+from orca_infra.stack import engine as engine_module
 from orca_infra.stack.engine import PROJECT, Engine, EngineConfig
 from orca_infra.stack.outcome import ResourceChange
 from orca_infra.surroundings import Surroundings
@@ -59,6 +60,7 @@ class Bench:
     def up(
         self,
         name: str = "m-1",
+        /,
         *,
         stack: str = STACK,
         token: str = TOKEN,
@@ -111,9 +113,7 @@ def urn(name: str, stack: str = STACK) -> str:
 
 
 @pytest.fixture
-def bench(
-    surroundings: Callable[..., Surroundings], background: Callable[..., Any]
-) -> Iterator[Callable[..., Bench]]:
+def bench(surroundings: Callable[..., Surroundings], background: Callable[..., Any]) -> Iterator[Callable[..., Bench]]:
     """Makes a bench, with its state where asked; its engines are ended afterwards."""
     made: list[Bench] = []
 
@@ -228,7 +228,7 @@ def test_a_failed_resource_comes_back_with_its_urn_and_its_providers_words_and_c
         else:
             words = f"{code}: a machine named m-9 exists; it is not made again"
         with pytest.raises(EngineFailed) as caught:
-            up_declared(b, "m-2", **declaration)
+            b.up("m-2", **declaration)
         [failure] = caught.value.failures
         assert (failure.urn, failure.message) == (urn("m-2"), words)
         assert words in str(caught.value)
@@ -237,27 +237,6 @@ def test_a_failed_resource_comes_back_with_its_urn_and_its_providers_words_and_c
         assert str(meaning) == words
         assert b.engine.state(STACK).pending == ()
     assert b.cloud.list() == [taken]
-
-
-def up_declared(b: Bench, resource: str, **declaration: Any) -> None:
-    """An up of a resource whose machine may have another name than the resource."""
-    name = declaration.get("name", resource)
-    whole = {
-        "folder": str(b.cloud.folder),
-        "name": name,
-        "location": "a",
-        "type": "small",
-        "labels": {},
-        "argv": ["/bin/sleep", "600"],
-        "environment": {"ORCA_TOKEN": "{{orca-token}}"},
-    }
-    b.engine.up(
-        STACK,
-        machine_program(TYPE, {resource: (whole, TOKEN)}),
-        targets=(urn(resource),),
-        deadline_seconds=60,
-        on_start=b.started.append,
-    )
 
 
 @STATES
@@ -317,11 +296,12 @@ def test_past_its_deadline_an_operation_is_ended_whole_and_its_outcome_is_unknow
     b = bench(state)
     b.engine.init(STACK)
     b.cloud.arm("create", "", seconds=60)
-    with pytest.raises(OutcomeUnknown, match="after its deadline of 2 s"):
-        b.up(deadline=2)
+    with pytest.raises(OutcomeUnknown, match=r"after its deadline of 2\.5 s"):
+        b.up(deadline=2.5)
     assert session_members(b.started[-1]) == []
+    begun = not (b.cloud.folder / "faults.json").exists()  # on a very busy machine it may not have come to the create
     held = b.engine.state(STACK)
-    assert (held.resources, held.pending) == ((), (urn("m-1"),))
+    assert (held.resources, held.pending) == ((), (urn("m-1"),) if begun else ())
 
 
 def test_interrupted_twice_the_engine_gets_one_signal_ends_its_step_frees_the_lock_and_starts_no_more(
@@ -379,22 +359,21 @@ def test_a_token_is_nowhere_but_in_its_machine(
 
 def forms(secret: str) -> list[str]:
     """The secret as it would stand in a file: raw, escaped, base64."""
-    return [secret, secret.replace('"', '\\"'), secret.replace('"', "\\u0022"), base64.b64encode(secret.encode()).decode()]
+    return [
+        secret,
+        secret.replace('"', '\\"'),
+        secret.replace('"', "\\u0022"),
+        base64.b64encode(secret.encode()).decode(),
+    ]
 
 
 def files_with(folder: Path, text: str) -> list[str]:
-    return [
-        str(path)
-        for path in folder.rglob("*")
-        if path.is_file() and text.encode() in path.read_bytes()
-    ]
+    return [str(path) for path in folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
 
 
 def table_with(url: str, text: str) -> int:
     session = Session(url)
-    row = session.row(
-        "select count(*) from pulumi_state where strpos(data::text, %(text)s) > 0", {"text": text}
-    )
+    row = session.row("select count(*) from pulumi_state where strpos(data::text, %(text)s) > 0", {"text": text})
     session.close()
     return int(row[0]) if row else 0
 

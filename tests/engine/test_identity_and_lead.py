@@ -43,11 +43,10 @@ def test_a_database_of_another_family_is_refused_and_stays_as_it_is(surroundings
     assert surroundings().stack_id == first.stack_id
 
 
-@pytest.mark.parametrize("state", ["file", "postgres"])
 def test_a_base_whose_state_carries_another_id_is_refused_by_loop_and_program(
-    surroundings: Callable[..., Any], state: str
+    surroundings: Callable[..., Any],
 ) -> None:
-    opened = surroundings(state)
+    opened = surroundings()
     engine = Engine(opened.engine)
     check_base(opened, engine)  # no base yet: nothing to say against it
 

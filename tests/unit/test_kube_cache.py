@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from orca_infra.errors import Transient
+from orca_infra.kube import cache
 from orca_infra.kube.cache import Watched
 from orca_infra.kube.client import Kube
 from orca_infra.kube.kinds import POD
@@ -198,8 +199,9 @@ def test_a_write_that_is_never_seen_is_waited_for_a_bounded_time(kube: Scripted,
 
 
 def test_a_bug_is_seen_and_does_not_end_the_thread(
-    kube: Scripted, pods: Watched, wait_until: Callable[..., None]
+    kube: Scripted, pods: Watched, wait_until: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(cache, "_AFTER_BUG_SECONDS", 0.01)
     kube.tell(listed(10, pod("a", 4)))
     kube.changes.put(ZeroDivisionError("a bug"))
     wait_until(lambda: pods.error is not None)

@@ -17,6 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from orca_infra.errors import AuthFailed, Conflict, OrcaError, QuotaExceeded, Refused, Transient
+from orca_infra.kube import reading, watching
 from orca_infra.kube.client import Kube
 from orca_infra.kube.deadlines import Deadlines
 from orca_infra.kube.errors import Busy, ContainerWaiting, Expired, KindMissing, NamespaceMissing, ObjectMissing, Silent
@@ -99,6 +100,14 @@ def server() -> Iterator[Server]:
 def kube(server: Server, tmp_path: Path) -> Iterator[Kube]:
     with connect(f"http://127.0.0.1:{server.server_address[1]}", tmp_path) as connected:
         yield connected
+
+
+@pytest.fixture
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorter waits between tries; how they grow stays as it is."""
+    monkeypatch.setattr(watching, "_BACKOFF_SECONDS", 0.03)
+    monkeypatch.setattr(watching, "_QUICK_SECONDS", 0.2)
+    monkeypatch.setattr(reading, "_WAIT_SECONDS", 0.01)
 
 
 def connect(url: str, folder: Path, token: str = "t0ken") -> Kube:
@@ -273,6 +282,7 @@ def test_a_full_quota_is_told_of_secrets_too(server: Server, kube: Kube) -> None
         kube.create({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "x", "namespace": "runs"}})
 
 
+@pytest.mark.usefixtures("_soon")
 @pytest.mark.parametrize(
     ("code", "content", "meaning"),
     [
@@ -360,6 +370,7 @@ def test_a_cut_answer_is_a_fault(server: Server, kube: Kube) -> None:
         kube.create(pod("x", 1))
 
 
+@pytest.mark.usefixtures("_soon")
 def test_an_unreachable_server_is_a_fault_and_never_empty(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # nobody listens
@@ -457,6 +468,7 @@ def test_pages_of_two_moments_are_no_list(server: Server, kube: Kube) -> None:
     assert [item["metadata"]["name"] for item in kube.list(POD).items] == ["c"]
 
 
+@pytest.mark.usefixtures("_soon")
 @pytest.mark.parametrize(
     "last",
     [
@@ -557,9 +569,10 @@ def test_a_watch_that_is_refused_says_so(server: Server, kube: Kube) -> None:
 # ---- following
 
 
+@pytest.mark.usefixtures("_soon")
 def test_a_closed_watch_goes_on_where_it_was(server: Server, kube: Kube) -> None:
     def later(handler: Handler) -> None:
-        time.sleep(1.1)
+        time.sleep(0.3)
 
     server.answer(
         page("a"),
@@ -573,9 +586,10 @@ def test_a_closed_watch_goes_on_where_it_was(server: Server, kube: Kube) -> None
     assert [asked.query.get("resourceVersion") for asked in server.asked] == [None, "10", "20", "21"]
 
 
+@pytest.mark.usefixtures("_soon")
 def test_an_expired_watch_lists_anew_and_says_what_vanished_meanwhile(server: Server, kube: Kube) -> None:
     def later(handler: Handler) -> None:
-        time.sleep(1.1)
+        time.sleep(0.3)
 
     server.answer(
         page("a", "b"),
@@ -611,6 +625,7 @@ def test_a_watch_that_always_ends_at_once_is_not_asked_in_a_tight_loop(server: S
     assert len(server.asked) < 6
 
 
+@pytest.mark.usefixtures("_soon")
 def test_no_fault_of_the_server_empties_a_follow(server: Server, kube: Kube) -> None:
     server.answer(
         page("a"),
@@ -627,6 +642,7 @@ def test_no_fault_of_the_server_empties_a_follow(server: Server, kube: Kube) -> 
     assert changes[6].vanished == ()
 
 
+@pytest.mark.usefixtures("_soon")
 def test_a_silent_follow_connects_anew(server: Server, kube: Kube) -> None:
     server.answer(page("a"), stream(hang), stream(bookmark(12)))
     changes = follow(kube, 3, silence_seconds=0.5)

@@ -52,13 +52,16 @@ where namespace = %(namespace)s and name = %(name)s and ended_at is null and end
 update orca.runtime_pods set ending_reason = %(reason)s, ending_detail = %(detail)s, ending_at = now()
 where name = %(name)s and ended_at is null and ending_reason is null and (not %(only_waiting)s or taken_at is null)
 
+-- name: is_ending
+select ending_reason is not null from orca.runtime_pods where name = %(name)s
+
 -- name: end_runtime
--- Credits up to when its end began, and never past its time; none for one that never was Ready.
+-- Credits up to when its end began, and never past its time; none for one that never was Ready. Only once its end began.
 update orca.runtimes r set ended_at = p.ending_at, reason = p.ending_reason,
     credits = case when p.ready_at is null then 0 else r.burning_rate
         * greatest(0, extract(epoch from least(p.ending_at, coalesce(r.expires_at, p.ending_at)) - r.assigned_at)) end
 from orca.runtime_pods p
-where r.pod = %(name)s and p.name = r.pod and r.ended_at is null
+where r.pod = %(name)s and p.name = r.pod and r.ended_at is null and p.ending_reason is not null
 
 -- name: end_pod
 update orca.runtime_pods set ended_at = now(), reason = ending_reason
@@ -74,9 +77,8 @@ select pg_advisory_xact_lock(hashtextextended('orca.launch:' || %(user)s || ':' 
 -- name: by_key
 select r.id, r.pod, p.namespace, p.uid, p.address, r.warm, r.environment, r.expires_at,
     r.secret_made_at is not null as secret_made, coalesce(r.reason, p.ending_reason) as ended,
-    coalesce(nullif(p.ending_detail, ''), '') as ended_detail, coalesce(o.refused, '') as refused
+    p.ending_detail as ended_detail
 from orca.runtimes r join orca.runtime_pods p on p.name = r.pod
-left join orca.kube_objects o on o.pod = p.name and o.kind = 'Pod'
 where r.user_name = %(user)s and r.idempotency_key = %(key)s
 
 -- name: claim
@@ -100,7 +102,7 @@ with pick as (
     from taken t returning *
 )
 select m.id, t.name as pod, t.namespace, t.uid, t.address, true as warm, t.environment, m.expires_at,
-    false as secret_made, null::text as ended, '' as ended_detail, '' as refused
+    false as secret_made, null::text as ended, '' as ended_detail
 from taken t join made m on m.pod = t.name
 
 -- name: record_runtime
@@ -109,7 +111,7 @@ insert into orca.runtimes (pod, user_name, environment, warm, idempotency_key, b
 select p.name, %(user)s, p.environment, false, %(key)s, p.burning_rate, now() + make_interval(secs => p.cull_seconds)
 from orca.runtime_pods p where p.name = %(name)s
 returning id, pod, %(namespace)s as namespace, null::text as uid, null::text as address, false as warm, environment,
-    expires_at, false as secret_made, null::text as ended, '' as ended_detail, '' as refused
+    expires_at, false as secret_made, null::text as ended, '' as ended_detail
 
 -- name: secret_made
 -- Not for a runtime whose Pod is ending already: its launch goes on to the next.

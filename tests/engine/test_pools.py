@@ -47,9 +47,7 @@ def plan_of(world: Any) -> tuple[Plan, Snapshot, hands_of_machines.MachineHands]
 
 def plant(world: Any, name: str, labels: dict[str, str]) -> None:
     """Make a machine behind the back of every stack."""
-    world.cloud.create(
-        MachineRequest(name=name, location="a", type="small", labels=labels, argv=("/bin/sleep", "600"))
-    )
+    world.cloud.create(MachineRequest(name=name, location="a", type="small", labels=labels, argv=("/bin/sleep", "600")))
 
 
 @STATES
@@ -64,7 +62,8 @@ def test_a_run_gets_a_machine_which_works_is_idle_loses_its_token_and_is_removed
     [machine] = w.cloud.list()
     assert (machine.name, machine.uid, machine.location) == ("orca-p-1", row["uid"], "a")
     assert machine.labels == {"orca-stack": w.surroundings.stack_id, "orca-pool": "p"}
-    assert row["confirmed_at"] and not row["revoked_at"]
+    assert row["confirmed_at"]
+    assert not row["revoked_at"]
 
     wait_until(lambda: w.rows("select from orca.runs where state = 'succeeded' and worker = 'orca-p-1'"))
     ups = len(w.operations())

@@ -1,0 +1,183 @@
+"""Run clusters from queued to all Pods Ready, and from ended to all objects gone, with the loop's own passes.
+
+The floor is the same objects made by 8 threads of raw API calls on the same cluster, until their Pods are Ready.
+`ARGS=1000` makes that many clusters instead of 100.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from harness import progress, report, surroundings
+
+from orca_infra.kube.client import Kube
+from orca_infra.kube.kinds import JOB, POD, SERVICE, Ref
+from orca_infra.kube.labels import STACK_LABEL, field_manager
+from orca_infra.log import make_log
+from orca_infra.loop.cluster_passes import RunPasses, run_settings
+from orca_infra.loop.leader import Leader
+from orca_infra.runs.model import RunSpec
+from orca_infra.runs.render import render
+from orca_infra.stack.cohorts import fill
+from orca_infra.stack.engine import Engine
+from orca_infra.stack.operations import RecordedEngine
+from orca_infra.surroundings import Surroundings
+from orca_infra.testing.cluster import FLAGS, TestCluster
+
+WORKERS = 2
+PODS = WORKERS + 2
+THREADS = 8
+SINGLES = 5
+_LIMIT_SECONDS = 600
+
+
+def main() -> None:
+    clusters = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+    figures: dict[str, float] = {}
+    floors: dict[str, float] = {}
+    with TestCluster.start(nodes=1) as cluster:
+        variables = {"ORCA_RUNNER": "kubernetes", "KUBECONFIG": str(cluster.kubeconfig)}
+        with surroundings(variables) as here, Kube.connect(kubeconfig=cluster.kubeconfig) as kube:
+            namespace = here.settings.runs_namespace
+            for name in (namespace, "raw"):
+                metadata = {"name": name, "labels": {STACK_LABEL: here.stack_id}}
+                kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+            leader = Leader(here.url)
+            if not leader.acquire():
+                sys.exit("the bench does not lead its own database")
+            passes = make_passes(here, kube, leader)
+            figures["one_run_queued_to_job_seconds"] = singles(here, kube, passes, namespace)
+            progress(f"{clusters} run clusters of head and {WORKERS} workers: queued to all Pods Ready")
+            queue(here, clusters)
+            figures["all_pods_ready_seconds"] = until(passes.run, lambda: ready(kube, namespace) >= clusters * PODS)
+            progress(f"  {figures['all_pods_ready_seconds']:.1f} s; now all of them end")
+            end_all(here)
+            figures["swept_seconds"] = until(passes.run, lambda: not objects(kube, namespace))
+            figures["cohorts_left"] = finish(here, passes)
+            figures["peak_memory_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            progress(f"  {figures['swept_seconds']:.1f} s; now the floor: the same objects by {THREADS} raw threads")
+            floors["raw_all_pods_ready_seconds"] = raw(here, kube, clusters)
+            figures["ready_to_floor"] = figures["all_pods_ready_seconds"] / floors["raw_all_pods_ready_seconds"]
+            leader.release()
+    scale = clusters / 100
+    report(
+        "run_clusters",
+        figures=figures,
+        floors=floors,
+        targets={"all_pods_ready_seconds": 13.0 if scale == 1 else 120.0 * scale / 10, "cohorts_left": 0},
+        clusters=clusters,
+        flags={name: " ".join(flags) for name, flags in FLAGS.items()},
+    )
+
+
+def make_passes(here: Surroundings, kube: Kube, leader: Leader) -> RunPasses:
+    engine = Engine(here.engine, {"KUBECONFIG": str(here.settings.kubeconfig)})
+    recorded = RecordedEngine(
+        engine,
+        here.database,
+        backend_url=here.engine.backend_url,
+        verify=leader.verify,
+        deadline_seconds=here.settings.engine_seconds,
+    )
+    log = make_log(open(os.devnull, "w"))  # noqa: SIM115  (open as long as the process)
+    return RunPasses(here, kube, recorded, environ={}, verify=leader.verify, log=log)
+
+
+def queue(here: Surroundings, runs: int) -> None:
+    with here.database.transaction() as transaction:
+        transaction.run(
+            "insert into orca.pipelines (name, image, workers) values ('reports', 'registry.example/reports:1', %(w)s)"
+            " on conflict do nothing",
+            {"w": WORKERS},
+        )
+        transaction.run(
+            "insert into orca.runs (pipeline) select 'reports' from generate_series(1, %(runs)s)", {"runs": runs}
+        )
+
+
+def singles(here: Surroundings, kube: Kube, passes: RunPasses, namespace: str) -> float:
+    """One run alone, from queued to its Job; the median. The pass comes at once, as a NOTIFY has it in the loop."""
+    progress("one run alone: queued to Job")
+    seconds = []
+    for _ in range(SINGLES):
+        queue(here, 1)
+        started = time.perf_counter()
+        passes.run()
+        if not kube.list(JOB, namespace=namespace).items:
+            sys.exit("the pass made no Job")
+        seconds.append(time.perf_counter() - started)
+        end_all(here)
+        until(passes.run, lambda: not objects(kube, namespace))
+    return sorted(seconds)[len(seconds) // 2]
+
+
+def end_all(here: Surroundings) -> None:
+    with here.database.transaction() as transaction:
+        transaction.run("select set_config('orca.writer', 'driver', true)")
+        transaction.run("update orca.runs set state = 'succeeded', ended_at = now() where state = 'running'")
+
+
+def finish(here: Surroundings, passes: RunPasses) -> int:
+    """Passes until every row has ended and every cohort was dropped; gives what is left."""
+    left = 1
+    for _ in range(60):
+        passes.run()
+        with here.database.snapshot() as transaction:
+            left = transaction.value(
+                "select (select count(*) from orca.cohorts) + (select count(*) from orca.run_clusters where ended_at is null)"
+            )
+        if not left:
+            break
+    return left
+
+
+def until(act: Any, done: Any) -> float:
+    started = time.perf_counter()
+    while time.perf_counter() - started < _LIMIT_SECONDS:
+        act()
+        if done():
+            return time.perf_counter() - started
+        time.sleep(0.1)
+    sys.exit(f"not within {_LIMIT_SECONDS} s")
+
+
+def ready(kube: Kube, namespace: str) -> int:
+    return sum(
+        any(c["type"] == "Ready" and c["status"] == "True" for c in pod.get("status", {}).get("conditions", []))
+        for pod in kube.list(POD, namespace=namespace).items
+    )
+
+
+def objects(kube: Kube, namespace: str) -> int:
+    return sum(len(kube.list(kind, namespace=namespace).items) for kind in (JOB, POD, SERVICE))
+
+
+def raw(here: Surroundings, kube: Kube, clusters: int) -> float:
+    settings = run_settings(here.settings, {})
+    manager = field_manager(here.stack_id)
+
+    def make(run: int) -> None:
+        spec = RunSpec(run=run, start=1, pipeline="reports", image="registry.example/reports:1", workers=WORKERS)
+        manifests = [
+            dict(m, metadata={**m["metadata"], "namespace": "raw"}) for m in render(spec, settings, here.stack_id)
+        ]
+        job = kube.apply(manifests[0], manager=manager)
+        for manifest in manifests[1:]:
+            kube.apply(fill(manifest, job["metadata"]["uid"]), manager=manager)
+
+    started = time.perf_counter()
+    with ThreadPoolExecutor(THREADS) as threads:
+        list(threads.map(make, range(1, clusters + 1)))
+    until(lambda: None, lambda: ready(kube, "raw") >= clusters * PODS)
+    seconds = time.perf_counter() - started
+    for job in kube.list(JOB, namespace="raw").items:
+        kube.delete(Ref(kind=JOB, namespace="raw", name=job["metadata"]["name"]))
+    return seconds
+
+
+main()

@@ -1,0 +1,33 @@
+"""What goes with a request beside the object, in the API server's own form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from orca_infra.kube.kinds import Object
+
+
+def with_conditions(patch: Mapping[str, Any], **conditions: str | None) -> Object:
+    """The patch, with what has to hold: the API server takes the metadata that it states for that."""
+    stated = {key: value for key, value in conditions.items() if value is not None}
+    return {**patch, "metadata": {**patch.get("metadata", {}), **stated}} if stated else dict(patch)
+
+
+def delete_options(*, uid: str | None, propagation: str, grace_seconds: int | None) -> Object:
+    """A DeleteOptions: which object, what becomes of those that it owns, and how long a Pod gets to end."""
+    found: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
+    if uid is not None:
+        found["preconditions"] = {"uid": uid}
+    if grace_seconds is not None:
+        found["gracePeriodSeconds"] = grace_seconds
+    return found
+
+
+def log_params(**wanted: str | int | None) -> dict[str, str]:
+    """A log's query; what is off is left out."""
+    return {
+        key: "true" if value is True else str(value)
+        for key, value in wanted.items()
+        if value is not None and value is not False
+    }

@@ -1,0 +1,155 @@
+"""Carry out the runtime pools' plan: rows first, then the cohort, then what has to go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from orca_infra.db.connection import Database
+from orca_infra.errors import OrcaError
+from orca_infra.kube.client import Kube
+from orca_infra.kube.kinds import POD, RUNTIME_POOL, SECRET, Ref
+from orca_infra.log import Log
+from orca_infra.runtimes.model import Adoption, Birth, RuntimePlan, SeenObject, StatusChange, Sweep
+from orca_infra.runtimes.observe import SQL
+from orca_infra.runtimes.render import render_warm
+from orca_infra.runtimes.rows import record_pod
+from orca_infra.stack.cohorts import Cohorts
+
+_KINDS = {kind.kind: kind for kind in (POD, SECRET)}
+_DETAIL_LIMIT = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeHands:
+    """What acting needs: everything that can change the world, and nothing that decides."""
+
+    database: Database
+    kube: Kube
+    cohorts: Cohorts
+    stack_id: str
+    verify: Callable[[], None]
+    log: Log
+
+
+def apply(plan: RuntimePlan, hands: RuntimeHands, *, highest_number: int = 0) -> int:
+    """Do what the plan says; gives how many actions changed something.
+
+    What fails for one Pod is logged and left for a later pass. Raises NotLeader, what the cohort's `up` raises, and
+    Transient when the database is away.
+
+    Args:
+        plan: of one snapshot.
+        hands: what to do it with.
+        highest_number: of that snapshot; no Pod is born with a number up to it.
+
+    """
+    hands.verify()
+    _write_rows(plan, hands)
+    done = _bear(plan.births, hands, highest_number)
+    cohort = hands.cohorts.up()
+    done += cohort.made if cohort else 0
+    for sweep in plan.sweeps:
+        done += _sweep(sweep, hands)
+    for adoption in plan.adoptions:
+        done += _adopt(adoption, hands)
+    for name in plan.finishes:
+        done += _finish(name, hands)
+    for stray in plan.strays:
+        done += _delete(stray, hands, "stray deleted")
+    for stray in plan.strays_held:
+        hands.log.warning("strays held: too many at once, an operator has to look", object=stray.name, kind=stray.kind)
+    for change in plan.statuses:
+        done += _write_status(change, hands)
+    return done + hands.cohorts.drop_empty()
+
+
+def _write_rows(plan: RuntimePlan, hands: RuntimeHands) -> None:
+    if not plan.endings and not plan.marks:
+        return
+    begun = []
+    with hands.database.transaction() as transaction:
+        for ending in plan.endings:
+            parameters = {**asdict(ending), "detail": ending.detail[:_DETAIL_LIMIT]}
+            if transaction.run(SQL["begin_ending"], parameters):
+                begun.append(ending)
+        for mark in plan.marks:
+            transaction.run(SQL["mark_pod"], asdict(mark))
+    for ending in begun:
+        hands.log.info("runtime Pod ends", pod=ending.name, reason=ending.reason, why=ending.detail)
+
+
+def _bear(births: tuple[Birth, ...], hands: RuntimeHands, highest_number: int) -> int:
+    born = 0
+    if births:
+        with hands.database.transaction() as transaction:
+            transaction.run(SQL["skip_numbers"], {"seen": highest_number})
+            for birth in births:
+                for _ in range(birth.count):
+                    number = int(transaction.value(SQL["next_number"]))
+                    pod = render_warm(birth.pool, birth.environment, number, hands.stack_id)
+                    record_pod(transaction, pod, taken=False)
+                    born += 1
+        for birth in births:
+            hands.log.info("runtime Pods wanted", pool=birth.pool.name, pods=birth.count)
+    return born
+
+
+def _sweep(sweep: Sweep, hands: RuntimeHands) -> int:
+    """Delete what is there, by its uid; not of a Pod that was taken before its end could be written down."""
+    hands.verify()
+    with hands.database.snapshot() as transaction:
+        if not transaction.value(SQL["is_ending"], {"name": sweep.name}):
+            return 0
+    left = [item for item in sweep.objects if not item.deleting]
+    return sum(_delete(item, hands, "object deleted", at_once=sweep.waiting) for item in left)
+
+
+def _delete(item: SeenObject, hands: RuntimeHands, event: str, *, at_once: bool = False) -> int:
+    ref = Ref(kind=_KINDS[item.kind], namespace=item.namespace, name=item.name)
+    grace_seconds = 1 if at_once and item.kind == "Pod" else None
+    try:
+        deleted = hands.kube.delete(ref, uid=item.uid, grace_seconds=grace_seconds)
+    except OrcaError as error:
+        hands.log.warning("object not deleted yet", kind=item.kind, object=item.name, said=str(error))
+        return 0
+    if deleted:
+        hands.log.info(event, kind=item.kind, object=item.name, uid=item.uid)
+    return int(deleted)
+
+
+def _adopt(adoption: Adoption, hands: RuntimeHands) -> int:
+    """A cold start's Secret was made before its Pod: from now on it goes with it."""
+    pod, secret = adoption.pod, adoption.secret
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid}
+    ref = Ref(kind=SECRET, namespace=secret.namespace, name=secret.name)
+    try:
+        hands.kube.patch(ref, {"metadata": {"ownerReferences": [owner]}}, uid=secret.uid)
+    except OrcaError as error:
+        hands.log.warning("Secret not owned by its Pod yet", object=secret.name, said=str(error))
+        return 0
+    return 1
+
+
+def _finish(name: str, hands: RuntimeHands) -> int:
+    """Nothing is left: the runtime ends with its credits, and the Pod's row, in one transaction."""
+    hands.verify()
+    with hands.database.transaction() as transaction:
+        transaction.run(SQL["end_runtime"], {"name": name})
+        ended = transaction.run(SQL["end_pod"], {"name": name})
+        if ended:
+            transaction.run(SQL["forget_objects"], {"name": name})
+    if ended:
+        hands.log.info("runtime Pod ended", pod=name)
+    return ended
+
+
+def _write_status(change: StatusChange, hands: RuntimeHands) -> int:
+    pool = change.pool
+    ref = Ref(kind=RUNTIME_POOL, namespace=pool.namespace, name=pool.name)
+    try:
+        hands.kube.patch(ref, {"status": asdict(change.status)}, uid=pool.uid, subresource="status")
+    except OrcaError as error:
+        hands.log.warning("pool's status not written", pool=pool.name, said=str(error))
+        return 0
+    return 1

@@ -1,0 +1,293 @@
+"""Which runtime Pods are born, which end and why, and what each pool's status says: a pure function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from orca_infra.runtimes.model import (
+    FAILURES,
+    GOING_AWAY,
+    STARTING,
+    Adoption,
+    Birth,
+    Ending,
+    EndReason,
+    Environment,
+    Failures,
+    Mark,
+    PodRow,
+    Pool,
+    PoolStatus,
+    RuntimeLimits,
+    RuntimePlan,
+    RuntimeSnapshot,
+    SeenObject,
+    StatusChange,
+    Sweep,
+)
+from orca_infra.runtimes.resources import requests_of
+
+_PULL_TROUBLE = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
+)
+_CONFIG_TROUBLE = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+_QUOTA_FULL = "exceeded quota"
+_MESSAGE_LIMIT = 500
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A row with the Pod that it stands for. `gone`: the server, asked by name, has it no more."""
+
+    row: PodRow
+    pod: SeenObject | None
+    objects: tuple[SeenObject, ...]
+    gone: bool
+
+    @property
+    def warm(self) -> bool:
+        return self.pod is not None and self.pod.can_serve
+
+    @property
+    def problem(self) -> str:
+        """Why it is not Ready, as its Pod or the API server's refusal says."""
+        if self.pod is not None:
+            return self.pod.problem
+        return f"refused: {self.row.refused}"[:_MESSAGE_LIMIT] if self.row.refused else ""
+
+
+def decide(snapshot: RuntimeSnapshot, limits: RuntimeLimits) -> RuntimePlan:
+    """The plan of one pass over the runtime pools."""
+    cases = _cases(snapshot)
+    endings = [ending for case in cases if (ending := _ending(case, snapshot, limits))]
+    ending_names = {ending.name for ending in endings} | {c.row.name for c in cases if c.row.ending_reason}
+    births: list[Birth] = []
+    statuses: list[StatusChange] = []
+    due: list[datetime] = [c.row.expires_at for c in cases if c.row.expires_at and c.row.name not in ending_names]
+    room = limits.births_max
+    for pool in snapshot.pools:
+        place = (pool.namespace, pool.name)
+        mine = [case for case in cases if (case.row.namespace, case.row.pool) == place and not case.gone]
+        environment = snapshot.environments.get(pool.environment)
+        missing = _why_none(pool, environment)
+        chosen: Sequence[Ending] = ()
+        if not pool.deleting:
+            chosen, next_at = _of_pool(pool, mine, ending_names, snapshot, limits)
+            endings += chosen
+            due += [next_at] if next_at else []
+            # What ends still exists: it is replaced once it is gone, so that there never are more than `size`.
+            count = min(room, pool.size - sum(1 for case in mine if case.row.waiting))
+            if count > 0 and not missing and environment is not None:
+                births.append(Birth(pool=pool, environment=environment, count=count))
+                room -= count
+        status = _status(pool, mine, ending_names, missing)
+        if status != pool.status:
+            statuses.append(StatusChange(pool=pool, status=status))
+    ending_names |= {ending.name for ending in endings}
+    strays = _strays(snapshot, limits)
+    too_many = len(strays) > limits.stray_max
+    return RuntimePlan(
+        births=tuple(births),
+        endings=tuple(endings),
+        marks=tuple(mark for case in cases if case.row.name not in ending_names and (mark := _mark(case))),
+        sweeps=tuple(
+            Sweep(name=case.row.name, objects=case.objects, waiting=case.row.waiting)
+            for case in cases
+            if case.row.name in ending_names and any(not item.deleting for item in case.objects)
+        ),
+        adoptions=tuple(
+            adoption for case in cases if case.row.name not in ending_names and (adoption := _adoption(case))
+        ),
+        finishes=tuple(case.row.name for case in cases if case.row.name in ending_names and _is_finished(case)),
+        strays=() if too_many else strays,
+        strays_held=strays if too_many else (),
+        statuses=tuple(statuses),
+        next_due_at=min(due, default=None),
+    )
+
+
+def _cases(snapshot: RuntimeSnapshot) -> list[_Case]:
+    objects: dict[tuple[str, str], list[SeenObject]] = {}
+    for item in snapshot.objects:
+        objects.setdefault((item.namespace, item.name), []).append(item)
+    cases = []
+    for row in snapshot.rows:
+        mine = tuple(objects.get((row.namespace, row.name), ()))
+        pods = (item for item in mine if item.kind == "Pod" and row.uid in {None, item.uid})
+        cases.append(_Case(row, next(pods, None), mine, row.uid is not None and row.uid in snapshot.gone))
+    return cases
+
+
+def _ending(case: _Case, snapshot: RuntimeSnapshot, limits: RuntimeLimits) -> Ending | None:
+    """Why this one ends by itself, whatever its pool has beside it; None when it does not, or ends already."""
+    row, pod = case.row, case.pod
+    if row.ending_reason is not None:
+        return None
+
+    def end(reason: EndReason, detail: str) -> Ending:
+        return Ending(name=row.name, reason=reason, detail=detail, only_waiting=row.waiting)
+
+    if case.gone:
+        return end(EndReason.VANISHED, "its Pod is gone and was not deleted by this program")
+    if row.waiting:
+        pool = next((p for p in snapshot.pools if (p.namespace, p.name) == (row.namespace, row.pool)), None)
+        if pool is None or pool.deleting:
+            return end(EndReason.POOL_DELETED, f"pool {row.pool} is deleted")
+        return None
+    if row.runtime is None:
+        return end(EndReason.DISCARDED, "its launch was given up")
+    if row.expires_at is not None and row.expires_at <= snapshot.now:
+        return end(EndReason.CULLED, "its time is over")
+    if pod is not None and pod.is_over:
+        return end(EndReason.FAILED, case.problem)
+    taken_seconds = _seconds_since(row.taken_at, snapshot.now)
+    if not row.secret_made and taken_seconds >= limits.abandoned_seconds:
+        return end(EndReason.ABANDONED, "its launch never came to its end")
+    if row.ready_at is None and not case.warm and taken_seconds >= limits.start_seconds:  # a cold start
+        return end(*_of_late(case))
+    return None
+
+
+def _of_late(case: _Case) -> tuple[EndReason, str]:
+    if case.pod is None and case.row.refused:
+        return EndReason.REFUSED, case.row.refused
+    if case.pod is not None and case.pod.waiting in _PULL_TROUBLE:
+        return EndReason.IMAGE_PULL, case.problem
+    return EndReason.NEVER_READY, case.problem or "its Pod was never seen"
+
+
+def _of_pool(
+    pool: Pool, cases: Iterable[_Case], ending_names: set[str], snapshot: RuntimeSnapshot, limits: RuntimeLimits
+) -> tuple[Sequence[Ending], datetime | None]:
+    """The waiting Pods of a pool that end: what is too many, else one that cannot become Ready; and when the next may."""
+    waiting = [case for case in cases if case.row.waiting and case.row.name not in ending_names]
+    surplus = sorted(waiting, key=lambda case: (case.warm, case.row.created_at, case.row.name))
+    surplus = surplus[: max(0, len(waiting) - pool.size)]
+    if surplus:
+        detail = f"pool {pool.name} keeps {pool.size}"
+        return [
+            Ending(name=case.row.name, reason=EndReason.SURPLUS, detail=detail, only_waiting=True) for case in surplus
+        ], None
+    failing = [
+        Ending(name=case.row.name, reason=trouble[0], detail=trouble[1], only_waiting=True)
+        for case in waiting
+        if (trouble := _trouble(case, snapshot.now, limits))
+    ]
+    if not failing or any(case.row.waiting and case.row.ending_reason in FAILURES for case in cases):
+        return (), None
+    next_at = _next_replacement(snapshot.failures.get(pool.name), limits)
+    if next_at is not None and next_at > snapshot.now:
+        return (), next_at
+    return failing[:1], None
+
+
+def _trouble(case: _Case, now: datetime, limits: RuntimeLimits) -> tuple[EndReason, str] | None:
+    """Why a waiting Pod can never become Ready; None when it is, may be soon, or replacing it would not help."""
+    row, pod = case.row, case.pod
+    if pod is None:
+        refused = row.refused and _QUOTA_FULL not in row.refused
+        return (EndReason.REFUSED, row.refused) if refused else None
+    if pod.is_over:
+        return EndReason.FAILED, case.problem
+    if pod.can_serve or pod.deleting or pod.held:
+        return None
+    unready_seconds = _seconds_since(max(row.created_at, row.unready_at or row.created_at), now)
+    if pod.waiting in _PULL_TROUBLE and unready_seconds >= limits.pull_seconds:
+        return EndReason.IMAGE_PULL, case.problem
+    if pod.waiting in _CONFIG_TROUBLE and unready_seconds >= limits.pull_seconds:
+        return EndReason.NEVER_READY, case.problem
+    if unready_seconds >= limits.start_seconds:
+        return EndReason.NEVER_READY, case.problem
+    return None
+
+
+def _next_replacement(failures: Failures | None, limits: RuntimeLimits) -> datetime | None:
+    """When a pool's next failing Pod may be replaced; None: at once."""
+    if failures is None or failures.failures <= 0:
+        return None
+    doublings = min(failures.failures - 1, 20)
+    wait = min(limits.backoff_most_seconds, limits.backoff_seconds * 2**doublings)
+    return failures.last_at + timedelta(seconds=wait)
+
+
+def _mark(case: _Case) -> Mark | None:
+    """What of a Pod is not in its row yet. A taken one stays noted as Ready."""
+    row, pod = case.row, case.pod
+    ready = case.warm
+    problem = case.problem
+    if pod is None and row.seen:
+        return None  # a list that lacks it proves nothing
+    address = pod.address if pod is not None and pod.address else row.address
+    noted_ready = row.ready_at is not None
+    changed = ready != noted_ready if row.waiting else ready and not noted_ready
+    if not changed and problem == row.problem and address == row.address and (pod is None or row.seen):
+        return None
+    return Mark(
+        namespace=row.namespace,
+        name=row.name,
+        uid=pod.uid if pod is not None else None,
+        ready=ready,
+        address=address,
+        problem=problem,
+    )
+
+
+def _adoption(case: _Case) -> Adoption | None:
+    if case.pod is None or case.pod.deleting or case.row.waiting:
+        return None
+    secret = next((item for item in case.objects if item.kind == "Secret"), None)
+    if secret is None or secret.owned or secret.deleting:
+        return None
+    return Adoption(secret=secret, pod=case.pod)
+
+
+def _is_finished(case: _Case) -> bool:
+    """Nothing is left of it: no object has its name, and a Pod that was confirmed is proven gone."""
+    known_to_end = case.row.ending_reason is not None or case.gone
+    return known_to_end and not case.objects and (case.row.uid is None or case.gone)
+
+
+def _why_none(pool: Pool, environment: Environment | None) -> str:
+    """Why nothing can be born for this pool, or empty."""
+    if environment is None:
+        return f"environment {pool.environment} is missing: no Pod is born"
+    try:
+        requests_of(pool.resources or environment.resources)
+    except ValueError as error:
+        return f"no Pod is born: in its resources, {error}"
+    return ""
+
+
+def _status(pool: Pool, cases: Iterable[_Case], ending_names: set[str], missing: str) -> PoolStatus:
+    cases = [case for case in cases if case.row.name not in ending_names]
+    waiting = [case for case in cases if case.row.waiting]
+    words: dict[str, int] = {}
+    for case in waiting:
+        if case.problem not in {"", STARTING, GOING_AWAY}:
+            words[case.problem] = words.get(case.problem, 0) + 1
+    said = [missing] if missing else []
+    said += [f"{count} of {pool.size} cannot become Ready: {problem}" for problem, count in sorted(words.items())]
+    return PoolStatus(
+        warm=sum(1 for case in waiting if case.warm),
+        assigned=sum(1 for case in cases if not case.row.waiting),
+        message="; ".join(said)[:_MESSAGE_LIMIT],
+    )
+
+
+def _strays(snapshot: RuntimeSnapshot, limits: RuntimeLimits) -> tuple[SeenObject, ...]:
+    """What carries this stack's identity and role, is owned by nothing, wanted by no row, and past the grace."""
+    desired: Mapping[tuple[str, str], PodRow] = {(row.namespace, row.name): row for row in snapshot.rows}
+    return tuple(
+        item
+        for item in snapshot.objects
+        if not item.owned
+        and not item.deleting
+        and (item.namespace, item.name) not in desired
+        and _seconds_since(item.created_at, snapshot.now) > limits.stray_grace_seconds
+    )
+
+
+def _seconds_since(moment: datetime | None, now: datetime) -> float:
+    return (now - moment).total_seconds() if moment is not None else 0.0

@@ -1,0 +1,310 @@
+"""Launches: take a warm Pod that fits, or have one made, and give it the user's secrets.
+
+Any process may launch, the loop's leader or not: a Pod is claimed in Postgres, in one statement, and given its Secret through
+the Kubernetes API; the engine is never asked. What a launch that was cut short leaves, its retry with the same key completes,
+or the loop ends as Abandoned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from orca_infra.db.connection import Database
+from orca_infra.errors import AuthFailed, Conflict, OrcaError, QuotaExceeded, Refused, Transient
+from orca_infra.kube.client import Kube
+from orca_infra.kube.kinds import POD, RUNTIME_ENVIRONMENT, RUNTIME_POOL, SECRET, Ref
+from orca_infra.log import Log
+from orca_infra.runtimes.model import EndReason, Environment, Pool
+from orca_infra.runtimes.observe import SQL, read_environment, read_object, read_pool
+from orca_infra.runtimes.render import (
+    RUNTIME_ANNOTATION,
+    TOUCHED_ANNOTATION,
+    render_cold,
+    render_secret,
+)
+from orca_infra.runtimes.resources import amounts_of, placement_of
+from orca_infra.runtimes.rows import record_pod
+from orca_infra.runtimes.secrets import gather_secrets
+
+#: The kubelet that synced before it heard of the Secret is made to sync once more.
+TOUCH_AGAIN_SECONDS = 1.0
+#: Pods that may die one after the other in one launch's hands before it is given up.
+_TRIES = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchHands:
+    """What a launch needs. `namespace` is that of the runtimes."""
+
+    database: Database
+    kube: Kube
+    namespace: str
+    stack_id: str
+    log: Log
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRequest:
+    """What is asked for.
+
+    Attributes:
+        environment: by name.
+        user: whose secrets it is given.
+        requests: resources that the Pod has at least, as Kubernetes quantities.
+        node_selector: labels of the node; None: whatever the pool has.
+        pool: only of this one; None: any that fits.
+        secrets: in addition to the user's.
+        idempotency_key: of the user's; the same key gives the same runtime.
+
+    """
+
+    environment: str
+    user: str
+    requests: Mapping[str, str] | None = None
+    node_selector: Mapping[str, str] | None = None
+    pool: str | None = None
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    idempotency_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A runtime that was launched.
+
+    Attributes:
+        warm: whether it runs already; else the loop makes its Pod.
+        expires_at: when it is culled; None: never.
+        address: of its Pod, where that is known.
+
+    """
+
+    id: UUID
+    pod: str
+    namespace: str
+    warm: bool
+    expires_at: datetime | None
+    address: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Claim:
+    """A runtime's row with its Pod's, as the statements give it. `ended`: why, when it is ending or has ended."""
+
+    id: UUID
+    pod: str
+    namespace: str
+    uid: str | None
+    address: str | None
+    warm: bool
+    environment: str
+    expires_at: datetime | None
+    secret_made: bool
+    ended: str | None
+    ended_detail: str
+
+    def launch(self) -> Launch:
+        return Launch(
+            id=self.id,
+            pod=self.pod,
+            namespace=self.namespace,
+            warm=self.warm,
+            expires_at=self.expires_at,
+            address=self.address,
+        )
+
+
+class _PodLost(Exception):
+    """The Pod that was claimed died, or is going away."""
+
+
+def launch(hands: LaunchHands, request: LaunchRequest) -> Launch:
+    """Give the user a runtime: the smallest warm Pod that fits, else one of its own, which the loop makes.
+
+    Raises:
+        Refused: it can never be had so (no such environment or pool, too many secrets, a key of another launch), or the
+            runtime of this key has ended; in the API server's words when that refused its Pod.
+        Transient, AuthFailed, QuotaExceeded: Kubernetes or the database say so; with a key, the caller tries again.
+
+    """
+    asked = _checked(request)
+    if (known := _known(hands, request)) is not None and known.secret_made:
+        return known.launch()
+    data = gather_secrets(hands.kube, hands.namespace, request.user, request.secrets)
+    for _ in range(_TRIES):
+        claim = _claim(hands, request, asked) or _start_cold(hands, request)
+        if claim.secret_made:  # by another request with this key
+            return claim.launch()
+        try:
+            _give(hands, claim, data, keep=request.idempotency_key is not None)
+        except _PodLost as lost:
+            _write(hands, "discard_runtime", claim, reason=str(EndReason.DISCARDED), detail=str(lost))
+            hands.log.warning("runtime Pod discarded", pod=claim.pod, why=str(lost))
+            continue
+        hands.log.info("runtime launched", id=str(claim.id), pod=claim.pod, user=request.user, warm=claim.warm)
+        return claim.launch()
+    raise Transient(f"{_TRIES} Pods of environment {request.environment} died while they were taken; try again")
+
+
+def _checked(request: LaunchRequest) -> dict[str, int]:
+    """What is asked for in thousandths."""
+    for what, text in (("a user", request.user), ("an environment", request.environment)):
+        if not text:
+            raise Refused(f"a launch needs {what}")
+    try:
+        return amounts_of(request.requests or {})
+    except ValueError as error:
+        raise Refused(f"in the resources asked for, {error}") from None
+
+
+def _known(hands: LaunchHands, request: LaunchRequest) -> _Claim | None:
+    """The runtime that this key stands for."""
+    if request.idempotency_key is None:
+        return None
+    with hands.database.snapshot() as transaction:
+        rows = transaction.rows(_Claim, SQL["by_key"], {"user": request.user, "key": request.idempotency_key})
+    return _usable(rows[0], request) if rows else None
+
+
+def _usable(claim: _Claim, request: LaunchRequest) -> _Claim:
+    if claim.environment != request.environment:
+        raise Refused(
+            f"the key {request.idempotency_key!r} stands for a runtime of environment {claim.environment} already"
+        )
+    if claim.ended:
+        raise Refused(f"runtime {claim.id} has ended: {': '.join(filter(None, (claim.ended, claim.ended_detail)))}")
+    return claim
+
+
+def _claim(hands: LaunchHands, request: LaunchRequest, asked: Mapping[str, int]) -> _Claim | None:
+    """A warm Pod that fits, taken for good; None when there is none."""
+    placement = None if request.node_selector is None else json.dumps(placement_of(request.node_selector, {}))
+    parameters = {
+        "environment": request.environment,
+        "namespace": hands.namespace,
+        "user": request.user,
+        "key": request.idempotency_key,
+        "pool": request.pool,
+        "requests": json.dumps(asked),
+        "placement": placement,
+    }
+    with hands.database.transaction() as transaction:
+        if request.idempotency_key is not None:
+            transaction.value(SQL["lock_key"], parameters)
+            if known := transaction.rows(_Claim, SQL["by_key"], parameters):
+                return _usable(known[0], request)
+        rows = transaction.rows(_Claim, SQL["claim"], parameters)
+    return rows[0] if rows else None
+
+
+def _start_cold(hands: LaunchHands, request: LaunchRequest) -> _Claim:
+    """A row of its own: the loop's next `up` makes the Pod."""
+    environment, pool = _environment_and_pool(hands, request)
+    parameters = {"user": request.user, "key": request.idempotency_key, "namespace": hands.namespace}
+    with hands.database.transaction() as transaction:
+        if request.idempotency_key is not None:
+            transaction.value(SQL["lock_key"], parameters)
+            if known := transaction.rows(_Claim, SQL["by_key"], parameters):
+                return _usable(known[0], request)
+        number = int(transaction.value(SQL["next_number"]))
+        try:
+            pod = render_cold(
+                pool,
+                environment,
+                number,
+                hands.stack_id,
+                requests=request.requests or {},
+                node_selector=request.node_selector,
+            )
+        except ValueError as error:
+            raise Refused(f"pool {pool.name} cannot be used: in its resources, {error}") from None
+        record_pod(transaction, pod, taken=True)
+        return transaction.rows(_Claim, SQL["record_runtime"], {**parameters, "name": pod.name})[0]
+
+
+def _environment_and_pool(hands: LaunchHands, request: LaunchRequest) -> tuple[Environment, Pool]:
+    """The environment, and the pool whose rate and time hold: the one that is named, else the environment's first by name."""
+    found = hands.kube.get(Ref(kind=RUNTIME_ENVIRONMENT, namespace=hands.namespace, name=request.environment))
+    if found is None:
+        raise Refused(f"there is no environment {request.environment} in namespace {hands.namespace}")
+    pools = (read_pool(item) for item in hands.kube.list(RUNTIME_POOL, namespace=hands.namespace).items)
+    fitting = [pool for pool in pools if pool.environment == request.environment and not pool.deleting]
+    if request.pool is not None:
+        fitting = [pool for pool in fitting if pool.name == request.pool]
+    if not fitting:
+        named = f" that is called {request.pool}" if request.pool is not None else ""
+        raise Refused(f"environment {request.environment} has no pool{named}, and so no burningRate and no time")
+    return read_environment(found), min(fitting, key=lambda pool: pool.name)
+
+
+def _give(hands: LaunchHands, claim: _Claim, data: Mapping[str, str], *, keep: bool) -> None:
+    """Make the Secret and have the kubelet read it. `keep`: what may pass leaves the claim to a retry."""
+    secret = render_secret(
+        claim.pod, claim.namespace, data, stack_id=hands.stack_id, owner_uid=claim.uid if claim.warm else None
+    )
+    try:
+        _make_secret(hands, claim, dict(secret))
+    except (AuthFailed, QuotaExceeded, Refused) as error:
+        if claim.warm:  # nothing was made: somebody else may have the Pod
+            _write(hands, "release_runtime", claim)
+        else:
+            _write(hands, "discard_runtime", claim, reason=str(EndReason.DISCARDED), detail=str(error))
+        raise
+    except Transient as error:
+        if not keep:
+            _write(hands, "discard_runtime", claim, reason=str(EndReason.DISCARDED), detail=str(error))
+        raise
+    if claim.warm:
+        _touch(hands, claim)
+    if not _write(hands, "secret_made", claim):
+        raise _PodLost("its Pod ended meanwhile")
+    if claim.warm:
+        timer = threading.Timer(TOUCH_AGAIN_SECONDS, _touch_again, (hands, claim))
+        timer.daemon = True
+        timer.start()
+
+
+def _make_secret(hands: LaunchHands, claim: _Claim, secret: dict[str, Any]) -> None:
+    """Make it, or fill the one that an earlier try of the same launch made: no other has a Pod's name."""
+    try:
+        hands.kube.create(secret)
+    except Conflict as taken:
+        ref = Ref(kind=SECRET, namespace=claim.namespace, name=claim.pod)
+        found = hands.kube.get(ref)
+        if found is None or found["metadata"].get("labels") != secret["metadata"]["labels"]:
+            raise _PodLost(f"a Secret of another holds its name ({taken})") from None
+        old = dict.fromkeys(found.get("data") or {})
+        hands.kube.patch(ref, {"data": {**old, **secret["data"]}}, uid=found["metadata"]["uid"])
+
+
+def _touch(hands: LaunchHands, claim: _Claim) -> None:
+    """Change an annotation of that very Pod: its kubelet syncs at once.
+
+    Raises _PodLost when it is gone, another has its name, or it is going away. What may pass is no matter: the Secret is
+    there, and the kubelet finds it within its period.
+    """
+    ref = Ref(kind=POD, namespace=claim.namespace, name=claim.pod)
+    annotations = {RUNTIME_ANNOTATION: str(claim.id), TOUCHED_ANNOTATION: datetime.now(UTC).isoformat()}
+    try:
+        found = hands.kube.patch(ref, {"metadata": {"annotations": annotations}}, uid=claim.uid)
+    except Conflict as error:
+        raise _PodLost(str(error)) from None
+    pod = read_object({"kind": "Pod", **found})
+    if not pod.can_serve:
+        raise _PodLost(f"its Pod is {pod.problem}")
+
+
+def _touch_again(hands: LaunchHands, claim: _Claim) -> None:
+    with contextlib.suppress(OrcaError, _PodLost):
+        _touch(hands, claim)
+
+
+def _write(hands: LaunchHands, statement: str, claim: _Claim, **more: str) -> bool:
+    with hands.database.transaction() as transaction:
+        return transaction.run(SQL[statement], {"id": claim.id, **more}) > 0

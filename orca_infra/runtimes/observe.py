@@ -1,0 +1,150 @@
+"""Read what the runtime pools' decision needs. Nothing is decided here."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from orca_infra.db.connection import Database, load_queries
+from orca_infra.kube.client import Kube
+from orca_infra.kube.kinds import POD, RUNTIME_ENVIRONMENT, RUNTIME_POOL, SECRET, Object, Ref
+from orca_infra.kube.labels import ROLE_LABEL, STACK_LABEL
+from orca_infra.runtimes.model import (
+    FAILURES,
+    Environment,
+    Failures,
+    PodRow,
+    Pool,
+    PoolStatus,
+    RuntimeSnapshot,
+    SeenObject,
+)
+from orca_infra.runtimes.render import ROLE, pod_number
+
+SQL = load_queries("runtimes")
+#: How many Pods that no list shows are asked for by name in one pass.
+ASKED_BY_NAME_MAX = 50
+
+
+def observe(database: Database, kube: Kube, *, stack_id: str, namespace: str) -> RuntimeSnapshot:
+    """One consistent snapshot: the cluster's objects first, then the rows.
+
+    Raises Transient, AuthFailed or Refused when the cluster cannot be read (KindMissing while the CRDs are not installed),
+    and Transient for the database: an unreachable cluster is never an empty one.
+    """
+    labels = {STACK_LABEL: stack_id, ROLE_LABEL: ROLE}
+    objects = [
+        read_object({"kind": kind.kind, **item})
+        for kind in (POD, SECRET)
+        for item in kube.list(kind, namespace=namespace, labels=labels).items
+    ]
+    pools = sorted((read_pool(i) for i in kube.list(RUNTIME_POOL, namespace=namespace).items), key=lambda p: p.name)
+    environments = [read_environment(item) for item in kube.list(RUNTIME_ENVIRONMENT, namespace=namespace).items]
+    with database.snapshot() as transaction:
+        now: datetime = transaction.value("select now()")
+        rows = tuple(transaction.rows(PodRow, SQL["live_pods"]))
+        failures = transaction.rows(Failures, SQL["recent_failures"], {"reasons": [str(one) for one in FAILURES]})
+    gone, unlisted = _ask(kube, rows, {item.uid for item in objects})
+    return RuntimeSnapshot(
+        now=now,
+        pools=tuple(pools),
+        environments={environment.name: environment for environment in environments},
+        rows=rows,
+        objects=(*objects, *unlisted),
+        gone=gone,
+        failures={one.pool: one for one in failures},
+        highest_number=max((pod_number(item.name) for item in objects), default=0),
+    )
+
+
+def _ask(kube: Kube, rows: tuple[PodRow, ...], seen: set[str]) -> tuple[frozenset[str], list[SeenObject]]:
+    """Of the Pods that no list shows: those that the server, asked by name, does not have, and those that it has."""
+    gone: set[str] = set()
+    unlisted: list[SeenObject] = []
+    for row in [row for row in rows if row.uid is not None and row.uid not in seen][:ASKED_BY_NAME_MAX]:
+        assert row.uid is not None
+        found = kube.get(Ref(kind=POD, namespace=row.namespace, name=row.name))
+        if found is None or found["metadata"]["uid"] != row.uid:
+            gone.add(row.uid)
+        else:  # its label was taken off, or it is in a namespace that was used before
+            unlisted.append(read_object({"kind": "Pod", **found}))
+    return frozenset(gone), unlisted
+
+
+def read_object(item: Object) -> SeenObject:
+    """What matters of a Pod or Secret as the API server shows it; never a Secret's values."""
+    metadata = item["metadata"]
+    seen = {
+        "kind": item["kind"],
+        "namespace": metadata.get("namespace", ""),
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+        "created_at": datetime.fromisoformat(metadata["creationTimestamp"]),
+        "owned": bool(metadata.get("ownerReferences")),
+        "deleting": "deletionTimestamp" in metadata,
+    }
+    if item["kind"] != "Pod":
+        return SeenObject(**seen)
+    status = item.get("status") or {}
+    conditions = {condition.get("type"): condition for condition in status.get("conditions") or []}
+    held = conditions.get("PodScheduled", {}).get("status") == "False"
+    waiting, message = "", ""
+    if held:
+        waiting = conditions["PodScheduled"].get("reason", "") or "Unscheduled"
+        message = conditions["PodScheduled"].get("message", "")
+    failed = ""
+    for container in status.get("containerStatuses") or []:
+        state = container.get("state") or {}
+        if state.get("waiting"):
+            waiting, message = state["waiting"].get("reason", ""), state["waiting"].get("message", "")
+        if state.get("terminated"):
+            failed = state["terminated"].get("reason", "")
+    return SeenObject(
+        **seen,
+        phase=status.get("phase", ""),
+        ready=conditions.get("Ready", {}).get("status") == "True",
+        held=held,
+        waiting=waiting,
+        waiting_message=message,
+        failed=failed or (status.get("reason", "") if status.get("phase") == "Failed" else ""),
+        address=status.get("podIP") or None,
+    )
+
+
+def read_pool(item: Object) -> Pool:
+    """A RuntimePool from what the API server shows, which its schema has checked."""
+    metadata, spec = item["metadata"], item["spec"]
+    status = item.get("status")
+    cull_seconds = (spec.get("cull") or {}).get("seconds")
+    return Pool(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        environment=spec["environment"],
+        size=int(spec["size"]),
+        burning_rate=float(spec.get("burningRate") or 0),
+        cull_seconds=None if cull_seconds is None else float(cull_seconds),
+        resources=spec.get("resources") or None,
+        affinity=spec.get("affinity") or {},
+        node_selector=spec.get("nodeSelector") or {},
+        tolerations=tuple(spec.get("tolerations") or ()),
+        status=PoolStatus(
+            warm=int(status.get("warm", 0)),
+            assigned=int(status.get("assigned", 0)),
+            message=str(status.get("message", "")),
+        )
+        if status
+        else None,
+        deleting="deletionTimestamp" in metadata,
+    )
+
+
+def read_environment(item: Object) -> Environment:
+    """A RuntimeEnvironment from what the API server shows."""
+    spec = item["spec"]
+    return Environment(
+        namespace=item["metadata"]["namespace"],
+        name=item["metadata"]["name"],
+        image=spec["dockerImage"],
+        env=tuple(spec.get("env") or ()),
+        resources=(spec.get("resourcesRanges") or {}).get("default") or {},
+    )

@@ -1,0 +1,342 @@
+"""The runtime pools' decision, case by case: snapshot in, plan out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from orca_infra.runtimes.decide import decide
+from orca_infra.runtimes.model import (
+    Environment,
+    Failures,
+    PodRow,
+    Pool,
+    PoolStatus,
+    RuntimeLimits,
+    RuntimePlan,
+    RuntimeSnapshot,
+    SeenObject,
+)
+
+NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
+LIMITS = RuntimeLimits(stray_grace_seconds=60, stray_max=3)
+POOL = Pool(namespace="n", name="p", uid="pool", environment="e", size=3)
+ENVIRONMENT = Environment(namespace="n", name="e", image="image:2")
+RUNTIME = UUID(int=7)
+
+
+def ago(seconds: float) -> datetime:
+    return NOW - timedelta(seconds=seconds)
+
+
+def row(number: int, **more: Any) -> PodRow:
+    given: dict[str, Any] = {"pool": "p", "uid": f"u{number}", "seen": True, "ready_at": ago(50)}
+    name = f"orca-runtime-p-{number}"
+    return PodRow(
+        **{**given, "name": name, "namespace": "n", "environment": "e", "created_at": ago(100 - number), **more}
+    )
+
+
+def taken(number: int, **more: Any) -> PodRow:
+    return row(number, **{"taken_at": ago(40), "runtime": RUNTIME, "secret_made": True, **more})
+
+
+def pod(number: int, **more: Any) -> SeenObject:
+    given: dict[str, Any] = {"uid": f"u{number}", "created_at": ago(100), "phase": "Running", "ready": True}
+    name = f"orca-runtime-p-{number}"
+    return SeenObject(**{**given, "kind": "Pod", "namespace": "n", "name": name, **more})
+
+
+def pulling(number: int, **more: Any) -> SeenObject:
+    return pod(number, ready=False, phase="Pending", waiting="ImagePullBackOff", **more)
+
+
+def secret(number: int, **more: Any) -> SeenObject:
+    given: dict[str, Any] = {"kind": "Secret", "uid": f"s{number}", "phase": "", "ready": False}
+    return pod(number, **{**given, **more})
+
+
+def plan(**snapshot: Any) -> RuntimePlan:
+    given: dict[str, Any] = {"pools": (POOL,), "environments": {"e": ENVIRONMENT}}
+    return decide(RuntimeSnapshot(now=NOW, **{**given, **snapshot}), LIMITS)
+
+
+def born(made: RuntimePlan) -> int:
+    return sum(birth.count for birth in made.births)
+
+
+def ended(made: RuntimePlan) -> dict[str, str]:
+    return {ending.name.rpartition("-")[2]: ending.reason.value for ending in made.endings}
+
+
+def status(made: RuntimePlan) -> PoolStatus:
+    return made.statuses[0].status
+
+
+# Birth.
+
+
+def test_an_empty_pool_is_filled_to_its_size() -> None:
+    made = plan()
+    assert (born(made), ended(made)) == (3, {})
+    assert made.births[0].environment is ENVIRONMENT
+    assert status(made) == PoolStatus()
+
+
+@pytest.mark.parametrize(
+    ("rows", "count"),
+    [
+        ([row(1), row(2), row(3)], 0),
+        ([row(1), row(2), taken(3)], 1),
+        ([row(1, ready_at=None, uid=None, seen=False), row(2), row(3)], 0),  # not made yet
+        ([row(1, ending_reason="Surplus"), row(2), row(3)], 0),  # still there: it is replaced once it is gone
+        ([taken(1, ending_reason="Culled"), row(2), row(3)], 1),
+    ],
+)
+def test_what_is_taken_is_refilled_and_what_waits_counts_until_it_is_gone(rows: list[PodRow], count: int) -> None:
+    objects = tuple(pod(int(one.name[-1])) for one in rows if one.uid)
+    assert born(plan(rows=tuple(rows), objects=objects)) == count
+
+
+def test_without_its_environment_nothing_is_born_and_the_status_says_so() -> None:
+    made = plan(environments={})
+    assert born(made) == 0
+    assert status(made).message == "environment e is missing: no Pod is born"
+
+
+def test_resources_that_cannot_be_read_bear_nothing_and_the_status_says_so() -> None:
+    made = plan(pools=(replace(POOL, resources={"requests": {"cpu": "much"}}),))
+    assert born(made) == 0
+    assert "cpu must be a quantity such as 500m, 2 or 1.5Gi, not 'much'" in status(made).message
+
+
+def test_one_pass_bears_no_more_than_its_share() -> None:
+    pools = tuple(replace(POOL, name=name, size=70) for name in ("a", "b"))
+    made = plan(pools=pools)
+    assert [(birth.pool.name, birth.count) for birth in made.births] == [("a", 70), ("b", 30)]
+
+
+def test_a_changed_environment_or_pool_is_no_reason_to_end_a_waiting_pod() -> None:
+    pool = replace(POOL, environment="other", resources={"requests": {"cpu": "9"}})
+    rows = tuple(row(number) for number in (1, 2, 3))
+    made = plan(
+        pools=(pool,),
+        environments={"other": replace(ENVIRONMENT, name="other", image="image:3")},
+        rows=rows,
+        objects=tuple(pod(number) for number in (1, 2, 3)),
+    )
+    assert (born(made), ended(made)) == (0, {})
+
+
+# Surplus and deleted pools.
+
+
+def test_a_smaller_pool_ends_the_unready_first_then_the_oldest() -> None:
+    rows = (row(1), row(2), row(3, ready_at=None), row(4))
+    objects = (pod(1), pod(2), pod(3, ready=False, phase="Pending"), pod(4))
+    made = plan(pools=(replace(POOL, size=2),), rows=rows, objects=objects)
+    assert ended(made) == {"3": "Surplus", "1": "Surplus"}
+    assert all(ending.only_waiting for ending in made.endings)
+    assert sorted(sweep.name[-1] for sweep in made.sweeps) == ["1", "3"]
+    assert all(sweep.waiting for sweep in made.sweeps)
+
+
+@pytest.mark.parametrize("pools", [(), (replace(POOL, deleting=True),), (replace(POOL, namespace="other"),)])
+def test_when_its_pool_is_deleted_a_waiting_pod_ends_and_a_taken_one_lives_on(pools: tuple[Pool, ...]) -> None:
+    made = plan(pools=pools, environments={}, rows=(row(1), taken(2)), objects=(pod(1), pod(2)))
+    assert ended(made) == {"1": "PoolDeleted"}
+    assert born(made) == 0
+
+
+# What is gone, going or has failed.
+
+
+def test_a_pod_proven_gone_ends_as_vanished_at_once_and_is_replaced() -> None:
+    made = plan(rows=(row(1), row(2), row(3)), objects=(pod(2), pod(3)), gone=frozenset({"u1"}))
+    assert ended(made) == {"1": "Vanished"}
+    assert made.finishes == ("orca-runtime-p-1",)
+    assert born(made) == 1
+
+
+def test_a_pod_that_a_list_lacks_is_neither_gone_nor_marked() -> None:
+    made = plan(rows=(row(1), row(2), row(3)), objects=(pod(2), pod(3)))
+    assert (ended(made), made.finishes, made.marks, born(made)) == ({}, (), (), 0)
+
+
+def test_another_pod_under_its_name_is_not_it_and_goes_with_the_rows_end() -> None:
+    made = plan(rows=(row(1), row(2), row(3)), objects=(pod(1, uid="x"), pod(2), pod(3)), gone=frozenset({"u1"}))
+    assert ended(made) == {"1": "Vanished"}
+    assert [item.uid for sweep in made.sweeps for item in sweep.objects] == ["x"]
+    assert made.finishes == ()
+
+
+def test_a_pod_that_is_going_away_is_not_warm_and_still_counts_as_there() -> None:
+    made = plan(rows=(row(1), row(2), row(3)), objects=(pod(1, deleting=True), pod(2), pod(3)))
+    assert (ended(made), born(made)) == ({}, 0)
+    assert [(mark.name[-1], mark.ready, mark.problem) for mark in made.marks] == [("1", False, "going away")]
+    assert status(made) == PoolStatus(warm=2)
+
+
+def test_a_waiting_pod_that_failed_is_not_warm_and_is_ended_to_be_replaced() -> None:
+    made = plan(rows=(row(1), row(2), row(3)), objects=(pod(1, phase="Failed", failed="Evicted"), pod(2), pod(3)))
+    assert ended(made) == {"1": "Failed"}
+    assert made.endings[0].detail == "ended: Evicted"
+    assert status(made).warm == 2
+
+
+def test_pods_whose_image_cannot_be_pulled_are_replaced_one_at_a_time() -> None:
+    rows = tuple(row(number, ready_at=None) for number in (1, 2, 3))
+    objects = tuple(pulling(number) for number in (1, 2, 3))
+    made = plan(rows=rows, objects=objects)
+    assert ended(made) == {"1": "ImagePull"}
+    assert born(made) == 0
+    assert status(made) == PoolStatus(message="3 of 3 cannot become Ready: ImagePullBackOff")
+    ending = (replace(rows[0], ending_reason="ImagePull"), *rows[1:])
+    assert ended(plan(rows=ending, objects=objects)) == {}
+
+
+@pytest.mark.parametrize(("failures", "wait"), [(1, 10), (2, 20), (5, 160), (6, 300), (500, 300)])
+def test_the_next_replacement_waits_twice_as_long_each_time(failures: int, wait: int) -> None:
+    rows = tuple(row(number, ready_at=None) for number in (1, 2, 3))
+    objects = tuple(pulling(number) for number in (1, 2, 3))
+
+    def after(seconds: float) -> RuntimePlan:
+        failed = Failures(pool="p", failures=failures, last_at=ago(seconds))
+        return plan(rows=rows, objects=objects, failures={"p": failed})
+
+    assert ended(after(wait - 1)) == {}
+    assert after(wait - 1).next_due_at == NOW + timedelta(seconds=1)
+    assert ended(after(wait)) == {"1": "ImagePull"}
+
+
+def test_a_pull_that_only_just_went_wrong_is_left_to_the_kubelet() -> None:
+    rows = (row(1, ready_at=None, created_at=ago(59)), row(2), row(3))
+    assert ended(plan(rows=rows, objects=(pulling(1), pod(2), pod(3)))) == {}
+
+
+def test_a_pod_that_was_ready_gets_its_time_anew() -> None:
+    rows = (row(1, ready_at=None, created_at=ago(9000), unready_at=ago(599)), row(2), row(3))
+    objects = (pod(1, ready=False), pod(2), pod(3))
+    assert ended(plan(rows=rows, objects=objects)) == {}
+    rows = (replace(rows[0], unready_at=ago(600)), *rows[1:])
+    assert ended(plan(rows=rows, objects=objects)) == {"1": "NeverReady"}
+
+
+def test_pods_that_cannot_be_scheduled_are_held_and_the_status_says_why() -> None:
+    rows = tuple(row(number, ready_at=None, created_at=ago(99999)) for number in (1, 2, 3))
+    held = {
+        "ready": False,
+        "held": True,
+        "phase": "Pending",
+        "waiting": "Unschedulable",
+        "waiting_message": "0/1 nodes",
+    }
+    made = plan(rows=rows, objects=tuple(pod(number, **held) for number in (1, 2, 3)))
+    assert (ended(made), born(made)) == ({}, 0)
+    assert status(made).message == "3 of 3 cannot become Ready: Unschedulable: 0/1 nodes"
+
+
+@pytest.mark.parametrize(
+    ("said", "reasons"), [("Invalid value", {"1": "Refused"}), ("forbidden: exceeded quota: q", {})]
+)
+def test_a_refused_pod_is_rendered_anew_but_one_without_quota_is_held(said: str, reasons: dict[str, str]) -> None:
+    rows = (row(1, ready_at=None, uid=None, seen=False, refused=said), row(2), row(3))
+    made = plan(rows=rows, objects=(pod(2), pod(3)))
+    assert ended(made) == reasons
+    assert said in status(made).message
+
+
+# Marks.
+
+
+def test_what_is_new_of_a_pod_is_marked_once() -> None:
+    rows = (row(1, ready_at=None, uid=None, seen=False), row(2), row(3))
+    objects = (pod(1, address="10.0.0.1"), pod(2), pod(3))
+    (mark,) = plan(rows=rows, objects=objects).marks
+    assert (mark.name, mark.uid, mark.ready, mark.address) == ("orca-runtime-p-1", "u1", True, "10.0.0.1")
+    assert plan(rows=(row(1, address="10.0.0.1"), *rows[1:]), objects=objects).marks == ()
+
+
+def test_a_taken_pod_stays_noted_as_ready() -> None:
+    assert plan(rows=(taken(1),), objects=(pod(1, ready=False),)).marks[0].problem == "starting"
+    assert plan(rows=(taken(1, problem="starting"),), objects=(pod(1, ready=False),)).marks == ()
+
+
+# Runtimes.
+
+
+def test_a_runtime_is_culled_at_its_time_pool_or_no_pool() -> None:
+    rows = (taken(1, expires_at=NOW), taken(2, expires_at=NOW + timedelta(seconds=5)), taken(3))
+    made = plan(pools=(), rows=rows, objects=(pod(1), secret(1), pod(2), pod(3)))
+    assert ended(made) == {"1": "Culled"}
+    assert [item.kind for sweep in made.sweeps for item in sweep.objects] == ["Pod", "Secret"]
+    assert made.next_due_at == NOW + timedelta(seconds=5)
+
+
+@pytest.mark.parametrize(
+    ("more", "objects", "reason"),
+    [
+        ({}, [pod(1, phase="Failed", failed="OOMKilled")], "Failed"),
+        ({"secret_made": False, "taken_at": ago(300)}, [pod(1)], "Abandoned"),
+        ({"secret_made": False, "taken_at": ago(299)}, [pod(1)], None),
+        ({"ready_at": None, "taken_at": ago(600)}, [pulling(1)], "ImagePull"),
+        ({"ready_at": None, "taken_at": ago(600), "refused": "bad", "uid": None, "seen": False}, [], "Refused"),
+        ({"ready_at": None, "taken_at": ago(600)}, [pod(1, ready=False, phase="Pending")], "NeverReady"),
+        ({"ready_at": None, "taken_at": ago(599)}, [pulling(1)], None),
+        ({"taken_at": ago(600)}, [pod(1, ready=False)], None),
+        ({"ready_at": None, "taken_at": ago(600)}, [pod(1)], None),  # just Ready
+        ({"runtime": None}, [pod(1)], "Discarded"),
+    ],
+)
+def test_a_runtime_ends_for_a_reason(more: dict[str, Any], objects: list[SeenObject], reason: str | None) -> None:
+    made = plan(pools=(), rows=(taken(1, **more),), objects=tuple(objects))
+    assert ended(made) == ({"1": reason} if reason else {})
+
+
+def test_an_ending_row_is_finished_only_when_nothing_of_it_is_left() -> None:
+    ending = taken(1, ending_reason="Stopped")
+    gone = frozenset({"u1"})
+    assert plan(rows=(ending,), objects=(secret(1),), gone=gone).finishes == ()
+    assert plan(rows=(ending,)).finishes == ()  # a list alone proves nothing
+    assert plan(rows=(ending,), gone=gone).finishes == ("orca-runtime-p-1",)
+    assert plan(rows=(replace(ending, uid=None, seen=False),)).finishes == ("orca-runtime-p-1",)
+
+
+def test_a_secret_made_before_its_pod_is_adopted_once_the_pod_is_seen() -> None:
+    rows = (taken(1, pool=None),)
+    assert plan(rows=rows, objects=(secret(1),)).adoptions == ()
+    (adoption,) = plan(rows=rows, objects=(pod(1), secret(1))).adoptions
+    assert (adoption.secret.uid, adoption.pod.uid) == ("s1", "u1")
+    assert plan(rows=rows, objects=(pod(1), secret(1, owned=True))).adoptions == ()
+
+
+def test_the_status_counts_and_is_written_only_when_it_changed() -> None:
+    rows = (row(1), row(2), taken(3), taken(4, ending_reason="Stopped"))
+    objects = tuple(pod(number) for number in (1, 2, 3, 4))
+    expected = PoolStatus(warm=2, assigned=1)
+    assert status(plan(rows=rows, objects=objects)) == expected
+    assert plan(pools=(replace(POOL, status=expected),), rows=rows, objects=objects).statuses == ()
+
+
+# Strays.
+
+
+def test_a_stray_has_our_labels_no_owner_no_row_and_is_past_the_grace() -> None:
+    rows = (taken(1),)
+    objects = (
+        pod(1),
+        secret(1),  # of a row
+        pod(5),
+        secret(6),
+        secret(7, owned=True),
+        pod(8, deleting=True),
+        pod(9, created_at=ago(59)),
+    )
+    made = plan(rows=rows, objects=objects)
+    assert [item.uid for item in made.strays] == ["u5", "s6"]
+    many = plan(rows=rows, objects=tuple(pod(number) for number in range(2, 6)))
+    assert (many.strays, len(many.strays_held)) == ((), 4)
