@@ -173,13 +173,13 @@ def _warn_of_foreign_salt(path: Path, salt: str) -> None:
 def plan(as_json: Json = False) -> None:
     """Print what a pass would do now and why, also why nothing; nothing is changed."""
     from orca_infra.loop.configuration import LiveConfig
-    from orca_infra.loop.passes import configure_providers, look
+    from orca_infra.loop.passes import look, make_providers
     from orca_infra.machines.decide import decide
     from orca_infra.screen import plan_for_people, plan_for_programs
 
     surroundings = _open()
     config = LiveConfig(surroundings.settings.config_path).config
-    snapshot = look(surroundings, configure_providers(config, surroundings))
+    snapshot = look(surroundings, make_providers(surroundings), pools=config.pools)
     decided = decide(snapshot, config.pools, surroundings.settings.limits(config))
     if as_json:
         _print_json(plan_for_programs(decided))
@@ -267,12 +267,12 @@ def _find_strays(surroundings: Surroundings) -> list[tuple[Any, Any]]:
     from dataclasses import replace
 
     from orca_infra.loop.configuration import LiveConfig
-    from orca_infra.loop.passes import configure_providers, look
+    from orca_infra.loop.passes import look, make_providers
     from orca_infra.machines.decide import decide
     from orca_infra.machines.model import DeleteStray
 
     config = LiveConfig(surroundings.settings.config_path).config
-    providers = configure_providers(config, surroundings)
+    providers = make_providers(surroundings)
     unlimited = replace(surroundings.settings.limits(config), stray_max=sys.maxsize)
     decided = decide(look(surroundings, providers), config.pools, unlimited)
     return [(providers[a.provider], a) for a in decided.actions if isinstance(a, DeleteStray)]
@@ -306,7 +306,8 @@ def db_stop() -> None:
     from orca_infra.db import embedded
 
     settings = _settings()
-    if settings.db is not None:
+    # A shell that ran `eval "$(orca-infra env)"` has the embedded server's own address in ORCA_DB.
+    if settings.db is not None and str(settings.home.absolute() / "postgres") not in settings.db:
         raise UserError("ORCA_DB is set: that database is not this program's to stop")
     stopped = embedded.stop(settings.home / "postgres")
     print("stopped" if stopped else "it was not running")

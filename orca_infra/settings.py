@@ -546,7 +546,9 @@ def read_settings(environ: Mapping[str, str], *, as_root: bool | None = None) ->
         wrong += _wrong_together(values)
     if not wrong and values["home"] is None:
         try:
-            values["home"] = _default_home(environ, str(values["stack"]), as_root=os.geteuid() == 0 if as_root is None else as_root)
+            values["home"] = _default_home(
+                environ, str(values["stack"]), as_root=os.geteuid() == 0 if as_root is None else as_root
+            )
         except RuntimeError:
             wrong.append("ORCA_HOME is not set and no home folder is known; set ORCA_HOME to a folder for its data")
     if wrong:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, LiteralString, cast
+from typing import Any
 
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -37,6 +37,15 @@ _POLL_SECONDS = 0.02
 _TEMPLATE = "orca_migrated"
 # Nothing of these tests has to survive a loss of power.
 _QUICK = ("fsync = off", "synchronous_commit = off", "full_page_writes = off")
+
+
+def pytest_configure() -> None:
+    """Told to end, as by `timeout`, pytest ends what its fixtures started."""
+
+    def leave(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, leave)
 
 
 def wait_until(predicate: Callable[[], object], seconds: float = 10.0, what: str = "") -> None:
@@ -73,7 +82,7 @@ class PostgresServer:
     def command(self, text: str) -> None:
         session = Session(self.url)
         try:
-            session.row(cast("LiteralString", text))
+            session.row(text)
         finally:
             session.close()
 
@@ -295,15 +304,12 @@ class World:
 
     def give_run(self, worker: str) -> int:
         """Queue a run and have it running on a worker, of which the worker's process knows nothing; gives its id."""
-        self.queue()
-        [run] = self.rows("select max(id) as id from orca.runs")
-        [moved] = self.rows(
-            "select orca.move_run(%(run)s, 0, 'queued', 'running', 'worker', %(worker)s, null) as moved",
-            run=run["id"],
-            worker=worker,
-        )
-        assert moved["moved"]
-        return int(run["id"])
+        move = "select orca.move_run(%(run)s, 0, 'queued', 'running', 'worker', %(worker)s, null)"
+        self.queue(0)
+        with self.surroundings.database.transaction() as transaction:  # one: or the worker itself would take it
+            run = int(transaction.value("insert into orca.runs (pipeline) values ('work') returning id"))
+            assert transaction.value(move, {"run": run, "worker": worker})
+        return run
 
     def run_of(self, run: int) -> dict[str, Any]:
         return self.rows("select * from orca.runs where id = %(id)s", id=run)[0]
@@ -322,11 +328,11 @@ class World:
     def rows(self, query: str, **parameters: object) -> list[dict[str, Any]]:
         """What a statement gives, committed."""
         with self.surroundings.database.transaction() as transaction:
-            return transaction.dicts(cast("LiteralString", query), parameters)
+            return transaction.dicts(query, parameters)
 
     def execute(self, statement: str, **parameters: object) -> None:
         with self.surroundings.database.transaction() as transaction:
-            transaction.run(cast("LiteralString", statement), parameters)
+            transaction.run(statement, parameters)
 
     def queue(self, runs: int = 1) -> None:
         """Queue runs of pipeline `work`, which is placed on pool p."""

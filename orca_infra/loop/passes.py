@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from time import monotonic
@@ -12,7 +12,7 @@ from orca_infra.errors import OrcaError, SetupError
 from orca_infra.log import Log
 from orca_infra.machines import apply as hands_of_machines
 from orca_infra.machines.decide import decide
-from orca_infra.machines.model import Plan, Snapshot
+from orca_infra.machines.model import Plan, Pool, Snapshot
 from orca_infra.machines.observe import SQL, observe
 from orca_infra.machines.providers.local import LocalProvider
 from orca_infra.machines.providers.port import MachineProvider
@@ -66,7 +66,7 @@ class MachinePasses:
         hands = self._hands(config, providers)
         try:
             held = hands_of_machines.settle(hands)
-            snapshot = look(self._surroundings, providers, hearing_since=self._hearing(), held=held)
+            snapshot = look(self._surroundings, providers, hearing_since=self._hearing(), held=held, pools=config.pools)
         except OrcaError:
             self._hearing_since = self._read_at = None
             raise
@@ -111,15 +111,19 @@ class MachinePasses:
         )
 
 
-def configure_providers(config: Config, surroundings: Surroundings) -> dict[str, MachineProvider]:
+def make_providers(surroundings: Surroundings) -> dict[str, MachineProvider]:
     """The providers by name. `local` is always there, since a pool that is gone from the file may still have machines."""
-    local = LocalProvider(surroundings.cloud_folder)
+    return {"local": LocalProvider(surroundings.cloud_folder)}
+
+
+def configure_providers(config: Config, surroundings: Surroundings) -> dict[str, MachineProvider]:
+    """The providers, told what the configuration says of their cloud; only the leading loop does that."""
     environment = {
         "ORCA_DB": surroundings.url,
         "ORCA_HEARTBEAT_SECONDS": f"{surroundings.settings.heartbeat_seconds:g}",
     }
-    local.configure(config.local, environment)
-    return {"local": local}
+    LocalProvider(surroundings.cloud_folder).configure(config.local, environment)
+    return make_providers(surroundings)
 
 
 def look(
@@ -128,6 +132,7 @@ def look(
     *,
     hearing_since: datetime | None = None,
     held: Mapping[str, str] | None = None,
+    pools: Sequence[Pool] = (),
 ) -> Snapshot:
     """What a pass would see now. Raises Transient."""
     return observe(
@@ -138,6 +143,7 @@ def look(
         grow_after_seconds=surroundings.settings.grow_after_seconds,
         hearing_since=hearing_since,
         held=held or {},
+        wanted={pool.provider for pool in pools},
     )
 
 

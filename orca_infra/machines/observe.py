@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -49,11 +49,12 @@ def observe(
     grow_after_seconds: float,
     hearing_since: datetime | None,
     held: Mapping[str, str],
+    wanted: Iterable[str] = (),
 ) -> Snapshot:
     """One consistent snapshot.
 
     The providers are listed first: what they show and no later row explains is really nobody's. A provider that cannot be
-    read is noted and never taken for empty; raises Transient when the database cannot be read.
+    read is noted and never taken for empty; so is one that pools name (`wanted`) and that does not exist. Raises Transient when the database cannot be read.
     """
     seen: list[tuple[str, SeenMachine]] = []
     unreadable: dict[str, str] = {}
@@ -68,9 +69,8 @@ def observe(
         demand = _demand(transaction, grow_after_seconds)
         progress = _progress(transaction)
         owned = _owned(transaction, family)
-    for row in machines:
-        if row.provider not in providers:
-            unreadable[row.provider] = f"provider {row.provider} is not configured in orca.toml"
+    for name in {row.provider for row in machines}.union(wanted) - providers.keys():
+        unreadable[name] = f"provider {name} does not exist in this version"
     gone, asked = _ask_by_name(machines, seen, providers, unreadable)
     return Snapshot(
         now=now,

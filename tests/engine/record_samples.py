@@ -15,7 +15,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -27,6 +27,7 @@ from orca_infra.process import ProcessId, end_session
 from orca_infra.stack import engine as engine_module
 from orca_infra.stack.command import Completed
 from orca_infra.stack.engine import Engine, EngineConfig
+from orca_infra.stack.outcome import Events, raise_for, read_events
 from orca_infra.stack.program import Program, Registrar
 
 SAMPLES = Path(__file__).parents[1] / "unit" / "samples" / "engine"
@@ -67,18 +68,18 @@ class Recorder:
         )
 
     def watch(self) -> None:
-        read_events, raise_for = engine_module.read_events, engine_module.raise_for
+        """Look over the engine's shoulder: at what it reads of each run of pulumi."""
 
-        def reading(lines):  # type: ignore[no-untyped-def]
+        def reading(lines: Iterable[str]) -> Events:
             self.lines = list(lines)
             return read_events(self.lines)
 
-        def raising(completed, events, what):  # type: ignore[no-untyped-def]
+        def raising(completed: Completed, events: Events, what: str) -> None:
             self.said.append((completed, self.lines))
             self.lines = []
             raise_for(completed, events, what)
 
-        engine_module.read_events, engine_module.raise_for = reading, raising
+        vars(engine_module).update(read_events=reading, raise_for=raising)
 
     def up(self, name: str, engine: Engine | None = None, stack: str = STACK, /, **more: str) -> None:
         declaration = {

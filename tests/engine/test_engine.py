@@ -31,9 +31,9 @@ from orca_infra.machines.providers.local import LocalProvider
 from orca_infra.machines.providers.local_cloud import LocalCloud, MachineRequest
 from orca_infra.process import ProcessId, end_session, is_alive
 from orca_infra.stack import command
-from orca_infra.stack import engine as engine_module
 from orca_infra.stack.engine import PROJECT, Engine, EngineConfig
-from orca_infra.stack.outcome import ResourceChange
+from orca_infra.stack.outcome import ResourceChange, read_events
+from orca_infra.stack.program import Registrar
 from orca_infra.surroundings import Surroundings
 
 pytestmark = pytest.mark.engine
@@ -276,15 +276,13 @@ def test_a_plugin_that_is_missing_is_said_at_once_and_never_looked_for_on_the_ne
     for name in ("HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     b = bench()
+
+    def program(registrar: Registrar) -> None:
+        registrar.register("nosuch:index:Thing", "thing", {}).result()
+
     begun = time.monotonic()
     with pytest.raises(SetupError, match=r"no resource plugin 'pulumi-resource-nosuch'.*orca-infra doctor"):
-        b.engine.up(
-            STACK,
-            lambda registrar: registrar.register("nosuch:index:Thing", "thing", {}).result() and None,
-            targets=(),
-            deadline_seconds=60,
-            on_start=b.started.append,
-        )
+        b.engine.up(STACK, program, targets=(), deadline_seconds=60, on_start=b.started.append)
     assert time.monotonic() - begun < 10
 
 
@@ -329,14 +327,13 @@ def test_a_token_is_nowhere_but_in_its_machine(
     bench: Callable[..., Bench], state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
-    read_events = engine_module.read_events
 
     def read(lines: Any) -> Any:
         kept = list(lines)
         events.extend(kept)
         return read_events(kept)
 
-    monkeypatch.setattr(engine_module, "read_events", read)
+    monkeypatch.setattr("orca_infra.stack.engine.read_events", read)
     b = bench(state)
     changes = b.up()
     b.cloud.arm("create", "INVALID_REQUEST", "refused")
@@ -381,9 +378,10 @@ def table_with(url: str, text: str) -> int:
 @STATES
 def test_two_stacks_upped_at_once_from_two_threads_do_not_mix(bench: Callable[..., Bench], state: str) -> None:
     b = bench(state)
+    b.engine.init("test.machines.other")  # the state's table is there
     both = {
         name: b.background(
-            lambda name=name: b.up(  # type: ignore[misc]
+            lambda name=name: b.up(
                 name, stack=f"test.machines.{name}", token=f"token of {name}", labels={"orca-pool": name}
             )
         )

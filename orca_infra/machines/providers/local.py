@@ -48,7 +48,8 @@ class LocalProvider:
         }
 
     def list(self) -> Sequence[SeenMachine]:
-        return self._cloud.list()
+        # A cloud that no loop has configured yet has no machines; one that lost its folder is found out by `get`.
+        return self._cloud.list() if self._folder.exists() else []
 
     def get(self, name: str, location: str) -> SeenMachine | None:  # noqa: ARG002
         return self._cloud.get(name)
