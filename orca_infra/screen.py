@@ -44,6 +44,8 @@ def status_for_people(status: Mapping[str, Any]) -> None:
     out = console()
     now = status["now"]
     out.print(_text(f"stack {status['stack']} (id {status['id']})"))
+    for matter in status["attention"]:
+        out.print(_text(f"look at this ({ago(matter['since'], now)}): {matter['message']}"), style="bold red")
     out.print(status_tables(status))
     for pool in status["pools"]:
         for offer in pool["refused"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from orca_infra.attention import SQL as ATTENTION
 from orca_infra.machines.model import MachineRow
 from orca_infra.machines.observe import SQL
 from orca_infra.surroundings import Surroundings
@@ -37,5 +38,6 @@ def read_status(surroundings: Surroundings) -> dict[str, Any]:
             "pools": transaction.dicts(SQL["pools_for_people"]),
             "machines": [{**asdict(row), "state": machine_state(row)} for row in rows],
             "ended": transaction.dicts(SQL["ended_machines"], {"limit": _ENDED_SHOWN}),
+            "attention": transaction.dicts(ATTENTION["all"]),
             "runs": {row["state"]: row["count"] for row in transaction.dicts(SQL["runs_by_state"])},
         }

@@ -11,7 +11,7 @@ import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
-from typing import Any, LiteralString, TypeVar, cast
+from typing import Any, LiteralString, TypeVar
 from urllib.parse import quote, urlencode
 
 import psycopg
@@ -33,7 +33,7 @@ def load_queries(module: str) -> dict[str, LiteralString]:
     """The statements of `db/queries/<module>.sql`, by the names that their comments give."""
     text = files("orca_infra.db").joinpath("queries", f"{module}.sql").read_text(encoding="utf-8")
     parts = _NAME.split(text)
-    return {name: cast("LiteralString", body.strip()) for name, body in zip(parts[1::2], parts[2::2], strict=True)}
+    return {name: body.strip() for name, body in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 class Transaction:
@@ -62,7 +62,7 @@ class Transaction:
 
     def script(self, text: str) -> None:
         """Run many statements without parameters, as migrations have them."""
-        self._connection.execute(cast("LiteralString", text))
+        self._connection.execute(text.encode())
 
 
 class Database:

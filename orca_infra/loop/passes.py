@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from time import monotonic
 
+from orca_infra.attention import note
 from orca_infra.config import Config
-from orca_infra.errors import OrcaError, SetupError
+from orca_infra.errors import SetupError
 from orca_infra.log import Log
 from orca_infra.machines import apply as hands_of_machines
 from orca_infra.machines.decide import decide
@@ -41,7 +42,7 @@ class PassResult:
 
 
 class MachinePasses:
-    """The pool autoscaler. One thread makes passes; between them it remembers only since when it could hear workers."""
+    """The pool autoscaler. One thread makes passes; it remembers nothing between them."""
 
     def __init__(self, surroundings: Surroundings, engine: Engine, verify: Callable[[], None], log: Log) -> None:
         self._surroundings = surroundings
@@ -54,8 +55,6 @@ class MachinePasses:
             verify=verify,
             deadline_seconds=surroundings.settings.engine_seconds,
         )
-        self._hearing_since: datetime | None = None
-        self._read_at: float | None = None
 
     def run(self, config: Config) -> PassResult:
         """Make one pass.
@@ -64,22 +63,28 @@ class MachinePasses:
         """
         providers = configure_providers(config, self._surroundings)
         hands = self._hands(config, providers)
-        try:
-            held = hands_of_machines.settle(hands)
-            snapshot = look(self._surroundings, providers, hearing_since=self._hearing(), held=held, pools=config.pools)
-        except OrcaError:
-            self._hearing_since = self._read_at = None
-            raise
+        self._verify()
+        held = hands_of_machines.settle(hands)
+        snapshot = look(self._surroundings, providers, hearing_since=self._hear(), held=held, pools=config.pools)
         read_at = monotonic()
-        self._hearing_since, self._read_at = snapshot.hearing_since, read_at
         plan = decide(snapshot, config.pools, self._surroundings.settings.limits(config))
-        for stray in plan.strays_held:
-            self._log.warning("strays held: too many at once, an operator has to look", machine=stray.name)
+        self._say_what_is_held(plan)
         changed = hands_of_machines.apply(plan, snapshot, hands)
         next_in = None
         if plan.next_due_at is not None:
             next_in = (plan.next_due_at - snapshot.now).total_seconds() - (monotonic() - read_at)
         return PassResult(snapshot=snapshot, plan=plan, changed=changed, next_in_seconds=next_in)
+
+    def _say_what_is_held(self, plan: Plan) -> None:
+        names = sorted([*(stray.name for stray in plan.strays_held), *plan.owned_held])
+        message = ""
+        if names:
+            message = (
+                f"{len(names)} strays are more than ORCA_STRAY_MAX, and none is deleted ({', '.join(names[:3])}, …): "
+                "see `orca-infra strays`, then `orca-infra strays delete`"
+            )
+            self._log.warning("strays held: too many at once, an operator has to look", machines=names)
+        note(self._surroundings.database, "strays", message)
 
     def prune(self) -> None:
         """Delete the rows of what ended long ago."""
@@ -88,13 +93,13 @@ class MachinePasses:
             transaction.run(SQL["prune_machines"], kept)
         self.recorded.prune(self._surroundings.settings.ended_row_seconds)
 
-    def _hearing(self) -> datetime | None:
-        """Since when workers could be heard without a gap; None: from this pass on."""
-        deaf_seconds = _DEAF_HEARTBEATS * self._surroundings.settings.heartbeat_seconds
-        deaf_seconds = max(deaf_seconds, 2 * self._surroundings.settings.scale_seconds)
-        if self._read_at is None or monotonic() - self._read_at > deaf_seconds:
-            return None
-        return self._hearing_since
+    def _hear(self) -> datetime:
+        """Since when workers could be heard without a gap; kept in the database, so that a new leader knows it too."""
+        settings = self._surroundings.settings
+        gap_seconds = max(_DEAF_HEARTBEATS * settings.heartbeat_seconds, 2 * settings.scale_seconds)
+        with self._surroundings.database.transaction() as transaction:
+            since: datetime = transaction.value(SQL["hear"], {"gap_seconds": gap_seconds})
+        return since
 
     def _hands(self, config: Config, providers: Mapping[str, MachineProvider]) -> hands_of_machines.MachineHands:
         return hands_of_machines.MachineHands(

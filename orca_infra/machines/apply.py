@@ -155,15 +155,16 @@ def _make(action: Make, snapshot: Snapshot, hands: MachineHands) -> int:
         else:
             failure = result.error
             attempts.append(f"{place}: {type(failure).__name__}: {failure}")
-    searching = not made and failure is None
     hands.verify()
     with hands.database.transaction() as transaction:
         transaction.run(
             SQL["tried"],
             {
                 "pool": pool.name,
-                "type": action.then_type if searching else None,
-                "since": action.then_since if searching else None,
+                "type": None if made else action.then_type,
+                "since": None if made else action.then_since,
+                # A quota or a refusal is no answer to the question whether the type is to be had: the search stays put.
+                "keep": failure is not None and not made,
                 "attempt": "; ".join(attempts)[:2000],
             },
         )
@@ -178,7 +179,7 @@ def _make_one(pool: Pool, candidate: Candidate, snapshot: Snapshot, hands: Machi
         hands.verify()
         name, declaration, token = _record(pool, candidate, snapshot, hands)
         try:
-            uid = _up(pool, name, provider.resource_type, declaration, token, hands)
+            uid = _up(pool, name, declaration, token, hands)
         except NotLeader:
             raise  # whoever leads now settles the operation
         except OutcomeUnknown as unknown:
@@ -243,11 +244,10 @@ def _record(
     return name, declaration, token
 
 
-def _up(
-    pool: Pool, name: str, resource_type: str, declaration: Mapping[str, Any], token: str, hands: MachineHands
-) -> str:
+def _up(pool: Pool, name: str, declaration: Mapping[str, Any], token: str, hands: MachineHands) -> str:
     """Make the machine through the engine; gives its uid."""
     stack = machine_stack(hands.family, pool.name)
+    resource_type = hands.providers[pool.provider].resource_type
     program = machine_program(resource_type, {name: (declaration, token)})
     changes = hands.engine.up(stack, program, targets=(_urn(stack, resource_type, name),))
     for change in changes:

@@ -79,11 +79,12 @@ def decide(snapshot: Snapshot, pools: Sequence[Pool], limits: Limits) -> Plan:
     by_pool = {pool.name: pool for pool in pools}
     removals = _removals(view, by_pool)
     leaving = frozenset(action.name for action in removals)
-    actions: list[Action] = [*removals, *_owned_by_no_row(snapshot, by_pool)]
-    strays = _strays(snapshot, limits)
-    held = tuple(stray.machine for stray in strays) if len(strays) > limits.stray_max else ()
-    if not held:
-        actions += strays
+    actions: list[Action] = [*removals]
+    strays, unwanted = _strays(snapshot, limits), _owned_by_no_row(snapshot, by_pool)
+    # So many at once mean that rows or ownership were lost, not that machines went astray.
+    too_many = len(strays) + len(unwanted) > limits.stray_max
+    if not too_many:
+        actions += [*unwanted, *strays]
 
     reports: list[PoolReport] = []
     total = limits.max_machines_total
@@ -99,7 +100,8 @@ def decide(snapshot: Snapshot, pools: Sequence[Pool], limits: Limits) -> Plan:
         actions=tuple(actions),
         reports=tuple(reports),
         next_due_at=_next_due(view, reports, leaving),
-        strays_held=held,
+        strays_held=tuple(stray.machine for stray in strays) if too_many else (),
+        owned_held=tuple(action.name for action in unwanted) if too_many else (),
     )
 
 
@@ -133,7 +135,9 @@ def _judge(row: MachineRow, pool: Pool | None, view: _View) -> Remove | EndInter
     silence = _silence(row, view.snapshot)
     # What runs something was seen once, even if its worker's row was deleted since.
     was_seen = row.first_seen_at is not None or row.running > 0
-    if not was_seen and _since(row.confirmed_at, now) >= limits.boot_seconds:
+    # A worker that came up while the database was away could not say so.
+    booting_since = max(row.confirmed_at, view.snapshot.hearing_since)
+    if not was_seen and _since(booting_since, now) >= limits.boot_seconds:
         why = f"its worker did not show up within {limits.boot_seconds:g} s"
         return _remove(row, Reason.BOOT_TIMEOUT, why, only_idle=True)
     if was_seen and silence >= limits.lost_seconds:

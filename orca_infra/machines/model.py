@@ -302,6 +302,7 @@ class Plan:
 
     Attributes:
         strays_held: strays that are so many that a mistake is more likely; an operator has to look.
+        owned_held: likewise, machines that a stack owns and no row wants.
 
     """
 
@@ -309,3 +310,4 @@ class Plan:
     reports: tuple[PoolReport, ...] = ()
     next_due_at: datetime | None = None
     strays_held: tuple[SeenMachine, ...] = ()
+    owned_held: tuple[str, ...] = ()

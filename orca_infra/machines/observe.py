@@ -54,7 +54,9 @@ def observe(
     """One consistent snapshot.
 
     The providers are listed first: what they show and no later row explains is really nobody's. A provider that cannot be
-    read is noted and never taken for empty; so is one that pools name (`wanted`) and that does not exist. Raises Transient when the database cannot be read.
+    read is noted and never taken for empty; so is one that pools name (`wanted`) and that does not exist.
+
+    Raises Transient when the database cannot be read.
     """
     seen: list[tuple[str, SeenMachine]] = []
     unreadable: dict[str, str] = {}
@@ -69,6 +71,7 @@ def observe(
         demand = _demand(transaction, grow_after_seconds)
         progress = _progress(transaction)
         owned = _owned(transaction, family)
+        hearing_since = hearing_since or transaction.value(SQL["hearing_since"])
     for name in {row.provider for row in machines}.union(wanted) - providers.keys():
         unreadable[name] = f"provider {name} does not exist in this version"
     gone, asked = _ask_by_name(machines, seen, providers, unreadable)

@@ -14,7 +14,9 @@ _NAME = {"type": "string", "minLength": 1, "maxLength": 253}
 _TEXT = {"type": "string"}
 _KEPT = {"x-kubernetes-preserve-unknown-fields": True}
 _OPEN: dict[str, Any] = {"type": "object", **_KEPT}
-_QUANTITIES = {"type": "object", "additionalProperties": {"x-kubernetes-int-or-string": True}}
+# A server-side apply that takes the last key out of a map leaves null there.
+_NULL = {"nullable": True}
+_QUANTITIES = {"type": "object", "nullable": True, "additionalProperties": {"x-kubernetes-int-or-string": True}}
 _RESOURCES = {**_OPEN, "properties": {"requests": _QUANTITIES, "limits": _QUANTITIES}}
 
 _POOL_SPEC = {
@@ -36,10 +38,12 @@ _POOL_SPEC = {
         },
         "resources": {
             **_RESOURCES,
+            **_NULL,
             "description": "The Pods' requests and limits; they override the environment's resourcesRanges.default.",
         },
         "cull": {
             **_OPEN,
+            **_NULL,
             "properties": {
                 "seconds": {
                     "type": "number",
@@ -50,9 +54,14 @@ _POOL_SPEC = {
                 }
             },
         },
-        "affinity": {**_OPEN, "description": "As in a Pod."},
-        "nodeSelector": {"type": "object", "additionalProperties": _TEXT, "description": "As in a Pod."},
-        "tolerations": {"type": "array", "items": _OPEN, "description": "As in a Pod."},
+        "affinity": {**_OPEN, **_NULL, "description": "As in a Pod."},
+        "nodeSelector": {
+            "type": "object",
+            **_NULL,
+            "additionalProperties": _TEXT,
+            "description": "As in a Pod.",
+        },
+        "tolerations": {"type": "array", **_NULL, "items": _OPEN, "description": "As in a Pod."},
     },
 }
 _POOL_STATUS = {

@@ -69,12 +69,13 @@ def decide(snapshot: RuntimeSnapshot, limits: RuntimeLimits) -> RuntimePlan:
     room = limits.births_max
     for pool in snapshot.pools:
         place = (pool.namespace, pool.name)
-        mine = [case for case in cases if (case.row.namespace, case.row.pool) == place and not case.gone]
+        all_mine = [case for case in cases if (case.row.namespace, case.row.pool) == place]
+        mine = [case for case in all_mine if not case.gone]
         environment = snapshot.environments.get(pool.environment)
         missing = _why_none(pool, environment)
         chosen: Sequence[Ending] = ()
         if not pool.deleting:
-            chosen, next_at = _of_pool(pool, mine, ending_names, snapshot, limits)
+            chosen, next_at = _of_pool(pool, all_mine, ending_names, snapshot, limits)
             endings += chosen
             due += [next_at] if next_at else []
             # What ends still exists: it is replaced once it is gone, so that there never are more than `size`.

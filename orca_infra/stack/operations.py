@@ -12,7 +12,7 @@ from typing import TypeVar
 from orca_infra.db.connection import Database, Transaction, load_queries
 from orca_infra.errors import Conflict, EngineFailed, OrcaError, OutcomeUnknown, StackLocked, Transient
 from orca_infra.process import ProcessId, boot_id, is_alive
-from orca_infra.stack.engine import Engine, StackState
+from orca_infra.stack.engine import Engine, OwnedResource, StackState
 from orca_infra.stack.locks import break_lock, holder_is_dead
 from orca_infra.stack.outcome import ResourceChange
 from orca_infra.stack.program import Program
@@ -110,9 +110,7 @@ class RecordedEngine:
         with self._database.transaction() as transaction:
             transaction.run(_SQL["disown_all"], {"stack": stack})
             for resource in state.resources:
-                _own(
-                    transaction, stack, resource.urn, resource.type, resource.id, str(resource.outputs.get("uid") or "")
-                )
+                _own(transaction, stack, resource)
             transaction.run(_SQL["settle_stack"], {"stack": stack})
         return state
 
@@ -197,9 +195,18 @@ def _store(transaction: Transaction, stack: str, changes: Iterable[ResourceChang
         if change.op in _GONE:
             transaction.run(_SQL["disown"], {"stack": stack, "urn": change.urn})
         elif change.id and not change.type.startswith("pulumi:"):
-            _own(transaction, stack, change.urn, change.type, change.id, str(change.outputs.get("uid") or ""))
+            _own(transaction, stack, change)
 
 
-def _own(transaction: Transaction, stack: str, urn: str, type_: str, id_: str, uid: str) -> None:
-    name = urn.rpartition("::")[2]
-    transaction.run(_SQL["own"], {"stack": stack, "urn": urn, "type": type_, "name": name, "id": id_, "uid": uid})
+def _own(transaction: Transaction, stack: str, resource: OwnedResource | ResourceChange) -> None:
+    transaction.run(
+        _SQL["own"],
+        {
+            "stack": stack,
+            "urn": resource.urn,
+            "type": resource.type,
+            "name": resource.name,
+            "id": resource.id,
+            "uid": str(resource.outputs.get("uid") or ""),
+        },
+    )

@@ -50,7 +50,8 @@ _TROUBLE: tuple[tuple[re.Pattern[str], Callable[[str], OrcaError]], ...] = (
     ),
     (
         re.compile(
-            r"connection refused|no such host|the database system is|too many clients|i/o timeout|failed to ping PostgreSQL|failed to create table",
+            r"connection refused|no such host|the database system is|too many clients|i/o timeout"
+            r"|failed to ping PostgreSQL|failed to create table",
             re.IGNORECASE,
         ),
         lambda text: Transient(f"the engine could not reach its state or its provider: {text}"),

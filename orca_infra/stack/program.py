@@ -123,7 +123,7 @@ def serve(program: Program) -> Iterator[str]:
 
         def Run(self, request: Any, _context: Any) -> Any:  # noqa: N802
             channel = grpc.insecure_channel(request.monitor_address, options=_UNBOUNDED)
-            monitor = resource_pb2_grpc.ResourceMonitorStub(channel)  # type: ignore[no-untyped-call]
+            monitor = resource_pb2_grpc.ResourceMonitorStub(channel)
             try:
                 stack = monitor.RegisterResource(
                     resource_pb2.RegisterResourceRequest(

@@ -14,7 +14,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from orca_infra.db.connection import Database
 from orca_infra.errors import Refused
@@ -332,7 +332,7 @@ def test_the_shared_pool_applied_unchanged_keeps_three_warm_pods_and_a_launch_ta
 
     room.until(lambda: len(room.warm()) == 3)
     room.run_pass()
-    assert sorted(room.pods())[-1] == "orca-runtime-python-simple-pool-4"
+    assert max(room.pods()) == "orca-runtime-python-simple-pool-4"
     assert room.status() == {"warm": 3, "assigned": 1, "message": ""}
     shown = cluster.kubectl("get", "rtp", "-n", room.namespace).splitlines()
     assert shown[0].split() == ["NAME", "ENVIRONMENT", "SIZE", "WARM", "ASSIGNED", "BURNING", "RATE", "MESSAGE", "AGE"]
@@ -550,7 +550,8 @@ def test_pods_that_cannot_be_scheduled_are_held_and_the_status_says_why(room: Ro
     room.until(lambda: len(room.pods()) == 1)
     cluster_pool = Ref(kind=RUNTIME_POOL, namespace=room.namespace, name="python-simple-pool")
     room.kube.delete(cluster_pool)
-    room.until(lambda: not room.pods())
+    room.until(lambda: not room.rows("select from orca.runtime_pods where ended_at is null"))
+    assert room.pods() == {}
     ended = room.rows("select reason, count(*) as n from orca.runtime_pods group by reason order by reason")
     assert ended == [{"reason": "PoolDeleted", "n": 1}, {"reason": "Surplus", "n": 2}]
 

@@ -197,6 +197,8 @@ def test_pods_whose_image_cannot_be_pulled_are_replaced_one_at_a_time() -> None:
     assert status(made) == PoolStatus(message="3 of 3 cannot become Ready: ImagePullBackOff")
     ending = (replace(rows[0], ending_reason="ImagePull"), *rows[1:])
     assert ended(plan(rows=ending, objects=objects)) == {}
+    made = plan(rows=ending, objects=objects[1:], gone=frozenset({"u1"}))  # its end does not count as a failure yet
+    assert (ended(made), made.finishes, born(made)) == ({}, ("orca-runtime-p-1",), 1)
 
 
 @pytest.mark.parametrize(("failures", "wait"), [(1, 10), (2, 20), (5, 160), (6, 300), (500, 300)])

@@ -116,6 +116,7 @@ def status(text: str) -> dict[str, Any]:
         ],
         "machines": [{**machine, "created_at": NOW, "seen_at": None}],
         "ended": [{"name": text, "type": text, "location": text, "ended_at": NOW, "reason": text}],
+        "attention": [],
         "runs": {text: 1},
     }
 

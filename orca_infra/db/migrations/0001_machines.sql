@@ -109,6 +109,20 @@ create table orca.engine_operations (
 );
 create index engine_operations_open on orca.engine_operations (stack) where ended_at is null or outcome = 'OutcomeUnknown';
 
+-- What an operator has to look at, one sentence a topic; gone once it is no longer so.
+create table orca.attention (
+    topic    text primary key,
+    message  text not null,
+    since    timestamptz not null default now()
+);
+
+-- Since when the database has been there for workers to be heard in, without a gap; read and moved on by each pass.
+create table orca.hearing (
+    single   boolean primary key default true check (single),
+    since    timestamptz not null default now(),
+    read_at  timestamptz not null default now()
+);
+
 -- Compare-and-set on state, start and worker; false when the run is no longer as the caller saw it.
 create function orca.move_run(
     p_run bigint, p_start integer, p_from text, p_to text, p_writer text, p_worker text, p_reason text

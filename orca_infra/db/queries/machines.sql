@@ -86,11 +86,24 @@ where name = %(name)s and ended_at is null
 delete from orca.workers where name = %(name)s
 
 -- name: tried
--- What a try came to; the search goes on from `type`, or from the first type again when it is null.
+-- What a try came to; the search goes on from `type`, from the first type again when it is null, or (keep) as it was.
 insert into orca.pool_status as s (pool, trying_type, trying_since, tried_at, last_attempt)
 values (%(pool)s, %(type)s, %(since)s, now(), %(attempt)s)
-on conflict (pool) do update set trying_type = excluded.trying_type, trying_since = excluded.trying_since,
+on conflict (pool) do update set
+    trying_type = case when %(keep)s then s.trying_type else excluded.trying_type end,
+    trying_since = case when %(keep)s then s.trying_since else excluded.trying_since end,
     tried_at = excluded.tried_at, last_attempt = excluded.last_attempt
+
+-- name: hear
+-- Since when workers could be heard without a gap: from now on, after a gap in which nobody read.
+insert into orca.hearing as h (single) values (true)
+on conflict (single) do update set
+    since = case when now() - h.read_at > make_interval(secs => %(gap_seconds)s) then now() else h.since end,
+    read_at = now()
+returning since
+
+-- name: hearing_since
+select since from orca.hearing
 
 -- name: report
 insert into orca.pool_status as s (pool, demand, message, next_try_at)

@@ -1,0 +1,13 @@
+"""What an operator has to look at: a sentence a topic, shown by `orca-infra status` until it is no longer so."""
+
+from __future__ import annotations
+
+from orca_infra.db.connection import Database, load_queries
+
+SQL = load_queries("attention")
+
+
+def note(database: Database, topic: str, message: str) -> None:
+    """Say it, or with an empty message that it is over."""
+    with database.transaction() as transaction:
+        transaction.run(SQL["note" if message else "clear"], {"topic": topic, "message": message})
