@@ -4,16 +4,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test check tools bench format clean
+.PHONY: help demo test check cluster tools bench format clean
 
 help: ## What there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
 
-demo: $(READY) engine ## The main job, live, on the real engine and a real Postgres (ARGS=--keep leaves it running)
+demo: $(READY) tools ## The main job, live, on the real parts (ARGS=--keep leaves it running)
 	@$(BIN)/orca-infra demo $(ARGS)
 
-test: check engine ## All tests, on the real parts
-	$(BIN)/pytest -q tests/db tests/engine $(ARGS)
+test: check tools ## All tests, on the real parts
+	$(BIN)/pytest -q tests/db tests/engine tests/cluster $(ARGS)
 
 check: $(READY) ## The quick loop: format, lint, layers, types, and the tests without servers
 	$(BIN)/ruff format --check --quiet .
@@ -22,10 +22,13 @@ check: $(READY) ## The quick loop: format, lint, layers, types, and the tests wi
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/unit tests/golden
 
-bench: $(READY) engine ## One bench: make bench BENCH=pass
+bench: $(READY) tools ## One bench: make bench BENCH=pass
 	@$(BIN)/python bench/$(BENCH).py $(ARGS)
 
-tools: $(READY) ## Find or build every pinned tool
+cluster: $(READY) tools ## A real Kubernetes control plane with kwok nodes, until Ctrl-C
+	@$(BIN)/python -m orca_infra.testing.cluster
+
+tools: $(READY) ## Find or build every pinned tool (once per machine; about 25 minutes when cold)
 	@$(PYTHON) tools/build.py
 
 format: $(READY) ## Format and mend what can be mended by itself
@@ -34,10 +37,6 @@ format: $(READY) ## Format and mend what can be mended by itself
 
 clean: ## Remove what this checkout made (not the tools cache)
 	rm -rf .venv .tools .mypy_cache .pytest_cache .ruff_cache .hypothesis
-
-.PHONY: engine
-engine: $(READY)
-	@$(PYTHON) tools/build.py pulumi
 
 $(READY): pyproject.toml uv.lock tools/setup.py
 	@$(PYTHON) tools/setup.py

@@ -91,7 +91,7 @@ def duration_text(seconds: float) -> str:
 
 
 _CPU = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)(?:[eE](?P<exponent>[+-]?\d{1,2})|(?P<suffix>[mkMGTPE]))?", re.ASCII)
-_CPU_FACTORS = {"m": Fraction(1, 1000), "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
+_CPU_FACTORS = {"m": Fraction(1, 1000)} | {unit: Fraction(1000) ** (n + 1) for n, unit in enumerate("kMGTPE")}
 
 
 def cpu_millis(text: str) -> int:
@@ -106,7 +106,7 @@ def cpu_millis(text: str) -> int:
     millis = (
         Fraction(match["number"])
         * Fraction(10) ** int(match["exponent"] or 0)
-        * _CPU_FACTORS.get(match["suffix"], 1)
+        * _CPU_FACTORS.get(match["suffix"], Fraction(1))
         * 1000
     )
     if millis.denominator != 1:

@@ -115,10 +115,10 @@ def build_folder(tool: Tool) -> Path:
 
 def version_of(program: Path) -> tuple[int, int] | None:
     """The first X.Y that the program prints of itself, or None when it prints none."""
-    for argument in ("version", "--version"):
+    for arguments in (["version", "--client"], ["version"], ["--version"]):
         try:
             answer = subprocess.run(
-                [program, argument],
+                [program, *arguments],
                 capture_output=True,
                 text=True,
                 timeout=30,
@@ -136,8 +136,12 @@ def version_of(program: Path) -> tuple[int, int] | None:
 def installed(tool: Tool) -> Path | None:
     """The program as somebody else installed it: on PATH or in its vendor's folder, and not too old."""
     folders = [str(Path(os.path.expandvars(folder)).expanduser()) for folder in tool.vendor_folders]
+    seen = set()
     for folder in [*os.environ.get("PATH", "").split(os.pathsep), *folders]:
         program = Path(folder or ".") / tool.name
+        if program.resolve() in seen:
+            continue
+        seen.add(program.resolve())
         if "$" in folder or not os.access(program, os.X_OK) or program.resolve().is_relative_to(cache_folder()):
             continue
         if tool.minimum is None:
@@ -145,7 +149,9 @@ def installed(tool: Tool) -> Path | None:
         found = version_of(program)
         if found and found >= tool.minimum:
             return program
-        say(f"{program} is {found or 'of no known version'}, older than {tool.minimum}: not used")
+        needed = ".".join(map(str, tool.minimum))
+        has = f"is {found[0]}.{found[1]}" if found else "does not say its version"
+        say(f"{program} {has}, and {needed} is needed: not used")
     return None
 
 

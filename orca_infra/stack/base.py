@@ -56,10 +56,10 @@ def _declare_cluster(settings: Settings, stack_id: str, identity: pulumi.CustomR
     options = pulumi.ResourceOptions(provider=provider, depends_on=[identity], retain_on_delete=True)
     namespaces = [settings.runs_namespace] if settings.runner else []
     if settings.runtimes_namespace:
-        from orca_infra.runtimes.crds import custom_resource_definitions
+        from orca_infra.runtimes.crds import runtime_environment_crd, runtime_pool_crd
 
         namespaces.append(settings.runtimes_namespace)
-        for manifest in custom_resource_definitions():
+        for manifest in (runtime_pool_crd(), runtime_environment_crd()):
             pulumi.CustomResource(
                 "kubernetes:apiextensions.k8s.io/v1:CustomResourceDefinition",
                 manifest["metadata"]["name"],

@@ -220,7 +220,7 @@ def test_the_budget_admits_oldest_first_and_says_what_waits(room: Room) -> None:
 
 
 def test_a_killed_up_is_adopted_by_the_next_cohort_with_all_uids(room: Room) -> None:
-    """At 20 random moments of ups of 8 run clusters the engine is killed: the next pass makes the rest, keeps what is there."""
+    """At 20 random moments of ups of 8 run clusters the engine is killed: the next pass makes the rest."""
     random = Random(20261129)
     adopted = sum(_kill_and_adopt(room, number, random.uniform(0.3, 1.9)) for number in range(20))
     assert adopted, "no kill came while objects were being made: the moments are wrong"

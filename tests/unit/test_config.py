@@ -154,7 +154,7 @@ def test_a_wrong_line_of_a_pool_is_named_with_what_to_do(line: str, message: str
             'idle_seconds = "soon"',
             f'6: [pools.gpu] idle_seconds: "soon" is not a duration; {HOW}',
         ),
-        ("idle_seconds = 600", "", "1: [pools.gpu] idle_seconds: missing; add idle_seconds = \"10m\""),
+        ("idle_seconds = 600", "", '1: [pools.gpu] idle_seconds: missing; add idle_seconds = "10m"'),
         ("idle_seconds = 600", "idle_sec = 600", "6: [pools.gpu] idle_sec: unknown key; did you mean idle_seconds?"),
         (
             'image = "worker:1"',
@@ -350,7 +350,7 @@ def test_a_file_of_nothing_but_mistakes_is_refused_quickly() -> None:
         ("[pools.gpu\n", "1: is not TOML: expected ']' at the end of a table declaration (column 11); mend this line"),
         ("a = 1\n\na = 2\n", "3: is not TOML: cannot overwrite a value (column 6); mend this line"),
         ("[pools]\nlocations = [\n'a',\n", "3: is not TOML: invalid value at the end; is the file cut short?"),
-        ('[pools]\nimage = """a\n', '2: is not TOML: unterminated string at the end; is the file cut short?'),
+        ('[pools]\nimage = """a\n', "2: is not TOML: unterminated string at the end; is the file cut short?"),
         ("[pools]\ngpu = 2000-02-30\n", "2: is not TOML: invalid date or datetime (column 7); mend this line"),
     ],
 )  # fmt: skip

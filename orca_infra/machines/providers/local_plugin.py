@@ -19,7 +19,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc.aio
 from pulumi.provider.experimental import provider
@@ -210,7 +210,7 @@ class _Servicer(ProviderServicer):
     async def Update(self, request: object, context: _Context) -> object:
         return await _plainly(super().Update(request, context), context)
 
-    async def Delete(self, request: object, context: _Context) -> object:
+    async def Delete(self, request: object, context: _Context) -> Any:
         return await _plainly(super().Delete(request, context), context)
 
 
