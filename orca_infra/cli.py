@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orca_infra import __version__
+from orca_infra.cli_cluster import runs_app, runtimes_app
 from orca_infra.errors import NotLeader, OrcaError, UserError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ EXIT_USER = 2
 
 app = typer.Typer(
     name="orca-infra",
-    help="Makes and removes what orca's runs need, through Pulumi: worker machines for now.\n\n"
+    help="Makes and removes what orca's runs need, through Pulumi: worker machines, run clusters, warm runtimes.\n\n"
     "Settings come from the environment (docs/reference/settings.md), pools from orca.toml. "
     "Exit codes: 0 well, 1 it did not work out, 2 something to mend, said in one sentence.",
     no_args_is_help=True,
@@ -36,6 +37,8 @@ db_app = typer.Typer(help="The database's schema, and the embedded Postgres.", n
 strays_app = typer.Typer(help="Machines that carry this stack's identity and that nobody owns.", no_args_is_help=False)
 app.add_typer(db_app, name="db")
 app.add_typer(strays_app, name="strays")
+app.add_typer(runs_app, name="runs")
+app.add_typer(runtimes_app, name="runtimes")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables for people.")]
 
@@ -77,13 +80,13 @@ def _settings() -> Settings:
     return read_settings(os.environ)
 
 
-def _open(say: Callable[[str], None] = _say) -> Surroundings:
+def open_for_command(say: Callable[[str], None] = _say) -> Surroundings:
     from orca_infra.surroundings import open_surroundings
 
     return open_surroundings(_settings(), say=say)
 
 
-def _print_json(value: Any) -> None:
+def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, default=str))
 
 
@@ -140,7 +143,7 @@ def env() -> None:
     """
     from orca_infra.stack.engine import Engine, engine_environment
 
-    surroundings = _open()
+    surroundings = open_for_command()
     settings = surroundings.settings
     # The base's stack is made here, where the passphrase is known to be the right one, so that `pulumi up -s dev` finds it.
     engine = Engine(surroundings.engine)
@@ -177,12 +180,12 @@ def plan(as_json: Json = False) -> None:
     from orca_infra.machines.decide import decide
     from orca_infra.screen import plan_for_people, plan_for_programs
 
-    surroundings = _open()
+    surroundings = open_for_command()
     config = LiveConfig(surroundings.settings.config_path).config
     snapshot = look(surroundings, make_providers(surroundings), pools=config.pools)
     decided = decide(snapshot, config.pools, surroundings.settings.limits(config))
     if as_json:
-        _print_json(plan_for_programs(decided))
+        print_json(plan_for_programs(decided))
     else:
         plan_for_people(decided, snapshot)
     surroundings.close()
@@ -199,7 +202,7 @@ def run(
     from orca_infra.log import make_log
     from orca_infra.loop.run import Loop
 
-    surroundings = _open()
+    surroundings = open_for_command()
     log = make_log(form=os.environ.get("ORCA_LOG") or None)
     loop = Loop(surroundings, log)
     try:
@@ -221,10 +224,10 @@ def status(as_json: Json = False) -> None:
     from orca_infra.screen import status_for_people
     from orca_infra.status import read_status
 
-    surroundings = _open()
+    surroundings = open_for_command()
     current = read_status(surroundings)
     if as_json:
-        _print_json(current)
+        print_json(current)
     else:
         status_for_people(current)
     surroundings.close()
@@ -235,10 +238,10 @@ def strays(context: typer.Context, as_json: Json = False) -> None:
     """List machines that carry this stack's identity, that nobody owns, and that are past their grace."""
     if context.invoked_subcommand is not None:
         return
-    surroundings = _open()
+    surroundings = open_for_command()
     found = [action.machine for _, action in _find_strays(surroundings)]
     if as_json:
-        _print_json([{"name": m.name, "uid": m.uid, "location": m.location, "created_at": m.created_at} for m in found])
+        print_json([{"name": m.name, "uid": m.uid, "location": m.location, "created_at": m.created_at} for m in found])
     else:
         for machine in found:
             made = f"{machine.created_at:%F %T}"
@@ -252,7 +255,7 @@ def strays_delete(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Delete all strays, however many they are: for when the loop holds them because they are so many."""
-    surroundings = _open()
+    surroundings = open_for_command()
     found = _find_strays(surroundings)
     if found and not yes and not typer.confirm(f"Delete {len(found)} machines?"):
         raise typer.Exit(EXIT_FAILED)
@@ -316,6 +319,12 @@ def db_stop() -> None:
 @app.command()
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave it running, and print how to look around.")] = False,
+    use_cluster: Annotated[
+        bool,
+        typer.Option(
+            "--use-cluster", help="Use the cluster that KUBECONFIG names, in namespaces that are removed again."
+        ),
+    ] = False,
 ) -> None:
     """Show the main job live, on the real engine and a real Postgres, in a folder of its own; under 90 seconds.
 
@@ -323,7 +332,7 @@ def demo(
     """
     from orca_infra.testing.demo import run_demo
 
-    if not run_demo(keep=keep):
+    if not run_demo(keep=keep, use_cluster=use_cluster):
         raise typer.Exit(EXIT_FAILED)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -21,6 +21,7 @@ from orca_infra.machines.model import (
     Remove,
     Snapshot,
 )
+from orca_infra.quantity import duration_text
 
 _STATE_STYLES = {"making": "cyan", "booting": "cyan", "busy": "green", "idle": "yellow", "removing": "red"}
 
@@ -67,6 +68,27 @@ def status_for_people(status: Mapping[str, Any]) -> None:
                 _text(row["reason"]),
             )
         out.print(table)
+
+
+def rows_for_people(headings: Sequence[str], rows: Sequence[Sequence[object]], nothing: str) -> None:
+    """A plain table; `nothing` is said when there are no rows."""
+    out = console()
+    if not rows:
+        if nothing:
+            out.print(_text(nothing))
+        return
+    table = Table(*headings, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(_text(_words(cell)) for cell in row))
+    out.print(table)
+
+
+def _words(cell: object) -> str:
+    if isinstance(cell, timedelta):
+        return duration_text(max(0.0, round(cell.total_seconds())))
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    return str(cell)
 
 
 def plan_for_people(plan: Plan, snapshot: Snapshot) -> None:
@@ -119,8 +141,6 @@ def _sentence(action: Action) -> str:
 def ago(then: datetime | None, now: datetime) -> str:
     if then is None:
         return "-"
-    from orca_infra.quantity import duration_text
-
     return duration_text(max(0.0, round((now - then).total_seconds())))
 
 

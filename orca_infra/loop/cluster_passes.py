@@ -1,18 +1,28 @@
-"""Passes over what the loop has on Kubernetes: run clusters."""
+"""Passes over what the loop has on Kubernetes: run clusters and runtime pools."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from orca_infra.errors import SetupError
 from orca_infra.kube.claim import check_namespace, claim_cluster
 from orca_infra.kube.client import Kube
+from orca_infra.kube.kinds import JOB, POD, RUNTIME_ENVIRONMENT, RUNTIME_POOL, Kind, Object
+from orca_infra.kube.labels import STACK_LABEL
 from orca_infra.log import Log
+from orca_infra.loop.watches import Watch
 from orca_infra.quantity import cpu_millis
 from orca_infra.runs import apply as hands_of_runs
 from orca_infra.runs.decide import decide
 from orca_infra.runs.model import RunLimits, RunPlan, Sizes
-from orca_infra.runs.observe import observe
+from orca_infra.runs.observe import SQL, observe
 from orca_infra.runs.render import RunSettings
+from orca_infra.runtimes import apply as hands_of_runtimes
+from orca_infra.runtimes.decide import decide as decide_runtimes
+from orca_infra.runtimes.model import RuntimeLimits
+from orca_infra.runtimes.observe import observe as observe_runtimes
+from orca_infra.runtimes.rows import note_pod
+from orca_infra.runtimes.rows import prune as prune_runtimes
 from orca_infra.settings import Settings
 from orca_infra.stack.cohorts import Cohorts
 from orca_infra.stack.operations import RecordedEngine
@@ -67,6 +77,21 @@ class RunPasses:
         plan = self.plan()
         return hands_of_runs.apply(plan, self._hands)
 
+    def watches(self, wake: Callable[[], None]) -> list[Watch]:
+        """What hastens the next pass: the stack's Jobs and Pods."""
+        labels = {STACK_LABEL: self._surroundings.stack_id}
+        namespace = self._hands.settings.namespace
+        return [
+            Watch(self._kube, kind, namespace=namespace, labels=labels, wake=wake, log=self._hands.log)
+            for kind in (JOB, POD)
+        ]
+
+    def prune(self) -> None:
+        """Delete the rows of what ended long ago."""
+        kept = {"kept_seconds": self._surroundings.settings.ended_row_seconds}
+        with self._surroundings.database.transaction() as transaction:
+            transaction.run(SQL["prune_clusters"], kept)
+
     def plan(self) -> RunPlan:
         """What a pass would do now."""
         snapshot = observe(
@@ -76,6 +101,70 @@ class RunPasses:
             namespace=self._hands.settings.namespace,
         )
         return decide(snapshot, self._limits)
+
+
+class RuntimePasses:
+    """The runtime pools of one family."""
+
+    def __init__(
+        self, surroundings: Surroundings, kube: Kube, recorded: RecordedEngine, *, verify: Callable[[], None], log: Log
+    ) -> None:
+        settings = surroundings.settings
+        if settings.runtimes_namespace is None:
+            raise SetupError("ORCA_RUNTIMES_NAMESPACE is not set: there are no runtime pools")
+        self._surroundings = surroundings
+        self._kube = kube
+        self._namespace = settings.runtimes_namespace
+        self._limits = RuntimeLimits(
+            stray_grace_seconds=settings.stray_grace_seconds,
+            stray_max=settings.stray_max,
+            start_seconds=settings.run_start_seconds,
+        )
+        self._hands = hands_of_runtimes.RuntimeHands(
+            database=surroundings.database,
+            kube=kube,
+            cohorts=Cohorts(
+                "runtimes",
+                settings.stack,
+                surroundings.stack_id,
+                database=surroundings.database,
+                engine=recorded,
+                log=log,
+            ),
+            stack_id=surroundings.stack_id,
+            verify=verify,
+            log=log,
+        )
+
+    def run(self) -> int:
+        """Make one pass; gives how many actions changed something. Raises as RunPasses.run does."""
+        self._hands.verify()
+        claim_cluster(self._kube, self._surroundings.database)
+        check_namespace(self._kube, self._namespace, self._surroundings.stack_id, self._surroundings.settings.stack)
+        self._hands.cohorts.abandon()
+        snapshot = observe_runtimes(
+            self._surroundings.database, self._kube, stack_id=self._surroundings.stack_id, namespace=self._namespace
+        )
+        plan = decide_runtimes(snapshot, self._limits)
+        return hands_of_runtimes.apply(plan, self._hands, highest_number=snapshot.highest_number)
+
+    def watches(self, wake: Callable[[], None]) -> list[Watch]:
+        """What hastens the next pass. A Pod that is seen Ready is noted at once: it can be taken while an `up` still runs."""
+        labels = {STACK_LABEL: self._surroundings.stack_id}
+
+        def watch(kind: Kind, labels: dict[str, str], note: Callable[[Object], object] | None = None) -> Watch:
+            log = self._hands.log
+            return Watch(self._kube, kind, namespace=self._namespace, labels=labels, wake=wake, log=log, note=note)
+
+        return [
+            watch(POD, labels, lambda item: note_pod(self._surroundings.database, item)),
+            watch(RUNTIME_POOL, {}),
+            watch(RUNTIME_ENVIRONMENT, {}),
+        ]
+
+    def prune(self) -> None:
+        """Delete the rows of what ended long ago."""
+        prune_runtimes(self._surroundings.database, self._surroundings.settings.ended_row_seconds)
 
 
 def run_limits(settings: Settings) -> RunLimits:

@@ -13,7 +13,7 @@ from orca_infra.db.connection import Session
 from orca_infra.errors import NotLeader, OrcaError, Transient
 from orca_infra.kube.client import Kube
 from orca_infra.log import Log
-from orca_infra.loop.cluster_passes import RunPasses
+from orca_infra.loop.cluster_passes import RunPasses, RuntimePasses
 from orca_infra.loop.configuration import LiveConfig
 from orca_infra.loop.leader import Leader, holder
 from orca_infra.loop.passes import MachinePasses, PassResult, check_base
@@ -98,23 +98,36 @@ class Loop:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, on_signal)
 
-    def _cluster_passes(self) -> list[RunPasses]:
+    def _cluster_passes(self) -> list[RunPasses | RuntimePasses]:
         """The passes over what is on Kubernetes. Raises SetupError when there is no cluster to be had."""
         settings = self._surroundings.settings
         kube = Kube.connect(kubeconfig=settings.kubeconfig)
         recorded = self._passes.recorded
-        passes = []
+        passes: list[RunPasses | RuntimePasses] = []
         if settings.runner is not None:
             passes.append(
                 RunPasses(
                     self._surroundings, kube, recorded, environ=os.environ, verify=self._leader.verify, log=self._log
                 )
             )
+        if settings.runtimes_namespace is not None:
+            passes.append(RuntimePasses(self._surroundings, kube, recorded, verify=self._leader.verify, log=self._log))
         return passes
 
     def _lead(self) -> None:
-        listener = threading.Thread(target=self._listen, name="listen", daemon=True)
-        listener.start()
+        over = threading.Event()
+        threading.Thread(target=self._listen, args=(over,), name="listen", daemon=True).start()
+        watches = [watch for passes in self._cluster for watch in passes.watches(self._wake.set)]
+        for watch in watches:
+            watch.start()
+        try:
+            self._passes_in_turn()
+        finally:
+            over.set()
+            for watch in watches:
+                watch.stop()
+
+    def _passes_in_turn(self) -> None:
         count = 0
         while not self._stop.is_set():
             self._wake.clear()
@@ -126,7 +139,9 @@ class Loop:
                 self._given_up_alone(self._prune)
             count += 1
             if not self._stop.is_set():
-                self._wake.wait(max(wait, _LEAST_SECONDS))
+                # However much happens, one pass is never right behind another.
+                self._stop.wait(_LEAST_SECONDS)
+                self._wake.wait(max(wait - _LEAST_SECONDS, 0))
 
     def _machines_once(self) -> float:
         """One pass over the pools; gives the seconds until the next at the latest."""
@@ -165,18 +180,19 @@ class Loop:
             self._log.info("orca.toml was read anew", pools=[pool.name for pool in self._live.config.pools])
 
     def _prune(self) -> int:
-        self._passes.prune()
+        for passes in (self._passes, *self._cluster):
+            passes.prune()
         return 0
 
-    def _listen(self) -> None:
+    def _listen(self, over: threading.Event) -> None:
         """Have a NOTIFY hasten the next pass, and nothing more: without it the pass comes in its period."""
-        while not self._stop.is_set():
+        while not over.is_set():
             try:
                 session = Session(self._surroundings.url, "orca-infra listener")
                 session.listen(DEMAND_CHANNEL)
-                while not self._stop.is_set():
+                while not over.is_set():
                     if session.notified(RETRY_SECONDS):
                         self._wake.set()
                 session.close()
             except Transient:
-                self._stop.wait(RETRY_SECONDS)
+                over.wait(RETRY_SECONDS)

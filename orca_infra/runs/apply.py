@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orca_infra.db.connection import Database
-from orca_infra.errors import OrcaError
+from orca_infra.errors import NotLeader, OrcaError
 from orca_infra.kube.client import Kube
 from orca_infra.kube.kinds import JOB, POD, SECRET, SERVICE, Ref
 from orca_infra.log import Log
@@ -41,13 +41,20 @@ class RunHands:
 def apply(plan: RunPlan, hands: RunHands) -> int:
     """Do what the plan says; gives how many actions changed something.
 
-    What fails for one run is logged and left for a later pass. Raises NotLeader, and Transient when the database is away.
+    What fails for one run is logged and left for a later pass. Raises NotLeader, what the cohort's `up` raised (once all else
+    is done), and Transient when the database is away.
     """
     hands.verify()
     _write_endings(plan, hands)
     done = _admit(plan.admit, hands)
-    cohort = hands.cohorts.up()
-    done += cohort.made if cohort else 0
+    failure: OrcaError | None = None
+    try:
+        cohort = hands.cohorts.up()
+        done += cohort.made if cohort else 0
+    except NotLeader:
+        raise
+    except OrcaError as error:  # an engine that cannot make anything keeps no start from its end
+        failure = error
     hands.verify()
     with ThreadPoolExecutor(SWEEPS_PARALLEL, thread_name_prefix="sweep") as threads:
         done += sum(threads.map(lambda sweep: _sweep(sweep, hands), plan.sweeps))
@@ -57,6 +64,8 @@ def apply(plan: RunPlan, hands: RunHands) -> int:
         done += _delete(stray, hands, "stray deleted")
     for stray in plan.strays_held:
         hands.log.warning("strays held: too many at once, an operator has to look", object=stray.name, kind=stray.kind)
+    if failure is not None:
+        raise failure
     return done + hands.cohorts.drop_empty()
 
 

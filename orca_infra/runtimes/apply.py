@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from orca_infra.db.connection import Database
-from orca_infra.errors import OrcaError
+from orca_infra.errors import NotLeader, OrcaError
 from orca_infra.kube.client import Kube
 from orca_infra.kube.kinds import POD, RUNTIME_POOL, SECRET, Ref
 from orca_infra.log import Log
@@ -35,8 +35,8 @@ class RuntimeHands:
 def apply(plan: RuntimePlan, hands: RuntimeHands, *, highest_number: int = 0) -> int:
     """Do what the plan says; gives how many actions changed something.
 
-    What fails for one Pod is logged and left for a later pass. Raises NotLeader, what the cohort's `up` raises, and
-    Transient when the database is away.
+    What fails for one Pod is logged and left for a later pass. Raises NotLeader, what the cohort's `up` raised (once all else
+    is done), and Transient when the database is away.
 
     Args:
         plan: of one snapshot.
@@ -47,8 +47,14 @@ def apply(plan: RuntimePlan, hands: RuntimeHands, *, highest_number: int = 0) ->
     hands.verify()
     _write_rows(plan, hands)
     done = _bear(plan.births, hands, highest_number)
-    cohort = hands.cohorts.up()
-    done += cohort.made if cohort else 0
+    failure: OrcaError | None = None
+    try:
+        cohort = hands.cohorts.up()
+        done += cohort.made if cohort else 0
+    except NotLeader:
+        raise
+    except OrcaError as error:  # an engine that cannot make Pods keeps no runtime alive past its time
+        failure = error
     for sweep in plan.sweeps:
         done += _sweep(sweep, hands)
     for adoption in plan.adoptions:
@@ -61,6 +67,8 @@ def apply(plan: RuntimePlan, hands: RuntimeHands, *, highest_number: int = 0) ->
         hands.log.warning("strays held: too many at once, an operator has to look", object=stray.name, kind=stray.kind)
     for change in plan.statuses:
         done += _write_status(change, hands)
+    if failure is not None:
+        raise failure
     return done + hands.cohorts.drop_empty()
 
 

@@ -69,7 +69,8 @@ def _declare_cluster(settings: Settings, stack_id: str, identity: pulumi.CustomR
     protected = pulumi.ResourceOptions.merge(options, pulumi.ResourceOptions(protect=True, retain_on_delete=False))
     for namespace in dict.fromkeys(namespaces):
         metadata = {"name": namespace, "labels": {STACK_LABEL: stack_id}}
-        pulumi.CustomResource("kubernetes:core/v1:Namespace", namespace, {"metadata": metadata}, protected)
+        manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
+        pulumi.CustomResource("kubernetes:core/v1:Namespace", namespace, manifest, protected)
 
 
 def _show_derived(stack: str, surroundings: Surroundings) -> None:

@@ -34,6 +34,12 @@ from orca_infra.screen import status_tables
 from orca_infra.settings import read_settings
 from orca_infra.status import read_status
 from orca_infra.surroundings import Surroundings, open_surroundings
+from orca_infra.testing.demo_cluster import (
+    DemoCluster,
+    base_is_upped,
+    run_cluster_comes_and_goes,
+    warm_pod_is_taken,
+)
 
 RUNS = 6
 _POLL_SECONDS = 0.25
@@ -110,6 +116,14 @@ class Stage:
             sleep(_POLL_SECONDS)
         raise DemoFailed(f"{what}: did not happen within {_STEP_SECONDS:.0f} s")
 
+    @staticmethod
+    def clock() -> float:
+        return monotonic()
+
+    @staticmethod
+    def failed(sentence: str) -> DemoFailed:
+        return DemoFailed(sentence)
+
     def draw(self) -> None:
         if self.live is not None:
             self.live.update(self._picture())
@@ -123,19 +137,21 @@ class Stage:
         self.lines.append(line)
 
 
-def run_demo(*, keep: bool) -> bool:
+def run_demo(*, keep: bool, use_cluster: bool = False) -> bool:
     """Tell the story; gives whether all of it happened. Raises SetupError when it cannot begin."""
     console = Console(highlight=False, soft_wrap=True)
     folder = Path(tempfile.mkdtemp(prefix="orca-demo-"))
     folder.chmod(0o755)  # the embedded Postgres runs as another user when this one is root
     kept = False
+    cluster: DemoCluster | None = None
     try:
         with _interrupted_by_signals():
-            stage = _set_stage(folder, console)
+            cluster = DemoCluster(use_cluster=use_cluster)
+            stage = _set_stage(folder, console, cluster)
             loop = _start_loop(stage)
             try:
                 with _live(stage):
-                    happened = _tell(stage, loop)
+                    happened = _tell(stage, loop, cluster)
                 if keep and happened:
                     _say_how_to_look_around(stage, loop)
                     kept = True
@@ -150,16 +166,19 @@ def run_demo(*, keep: bool) -> bool:
     finally:
         if not kept:
             _clean(folder)
+            if cluster is not None:
+                cluster.close()
     return happened
 
 
-def _set_stage(folder: Path, console: Console) -> Stage:
+def _set_stage(folder: Path, console: Console, cluster: DemoCluster) -> Stage:
     console.print(
         Text("The demo has its own Postgres, state and make-believe cloud with two locations, in a temporary folder.")
     )
+    console.print(Text(f"Its Kubernetes: {cluster.description}."))
     (folder / "orca.toml").write_text(_CONFIG, encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
-    environment |= _ENVIRONMENT
+    environment |= _ENVIRONMENT | cluster.environment()
     environment |= {
         "ORCA_HOME": str(folder / "home"),
         "ORCA_CONFIG": str(folder / "orca.toml"),
@@ -181,13 +200,16 @@ def _start_loop(stage: Stage) -> subprocess.Popen[bytes]:
         )
 
 
-def _tell(stage: Stage, loop: subprocess.Popen[bytes]) -> bool:
+def _tell(stage: Stage, loop: subprocess.Popen[bytes], cluster: DemoCluster) -> bool:
     try:
+        base_is_upped(stage, cluster)
         _loop_leads(stage, loop)
         machine = _demand_makes_a_machine(stage)
         _runs_finish(stage)
         strangers = _strays_go(stage)
         _idle_away(stage, machine)
+        run_cluster_comes_and_goes(stage, cluster)
+        warm_pod_is_taken(stage, cluster)
         _nothing_is_left(stage, strangers)
     except (DemoFailed, OrcaError) as error:
         stage.console.print(Text.assemble(("         failed ", "bold red"), str(error)))

@@ -248,6 +248,7 @@ def start_loop(
 
     def start(*arguments: str, state: str = "file", **more: str) -> subprocess.Popen[str]:
         opened = surroundings(state, **more)  # makes cloud and home as the loop will find them
+        log = home / f"loop-{len(started) + 1}.log"
         variables = {**os.environ, "ORCA_LOG": "json", **_environment_of(opened, home, database_url), **more}
         started.append(
             subprocess.Popen(
@@ -256,7 +257,7 @@ def start_loop(
                 cwd=home,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
+                stderr=open(log, "w"),  # noqa: SIM115  (the loop's; a pipe would stop it once it is full)
                 text=True,
                 start_new_session=True,
             )
@@ -268,8 +269,8 @@ def start_loop(
         if process.poll() is None:
             process.kill()
         process.wait(10)
-        assert process.stderr is not None
-        process.stderr.close()
+    for log in sorted(home.glob("loop-*.log")):
+        print(f"--- {log.name}\n{log.read_text()}")  # pytest shows it when the test failed
 
 
 def _environment_of(opened: Any, home: Path, database_url: str) -> dict[str, str]:
@@ -368,14 +369,12 @@ def test_an_idle_loop_that_is_told_to_stop_leaves_with_0_and_another_takes_over(
 
 
 def test_one_pass_of_the_command_line_makes_a_machine_and_is_refused_beside_a_leader(
-    passes: Passes, start_loop: Callable[..., subprocess.Popen[str]]
+    passes: Passes, start_loop: Callable[..., subprocess.Popen[str]], home: Path
 ) -> None:
     w = passes()
     w.queue()
-    beside = start_loop("--once")
-    assert beside.wait(20) == 2
-    assert beside.stderr is not None
-    assert "another loop leads this stack" in beside.stderr.read()
+    assert start_loop("--once").wait(20) == 2
+    assert "another loop leads this stack" in (home / "loop-1.log").read_text()
     w.leader.release()
     assert start_loop("--once").wait(20) == 0
     assert w.leader.acquire()

@@ -269,7 +269,7 @@ def test_exit_codes_tell_what_the_user_has_to_mend_from_what_did_not_work_out(
     def fail() -> None:
         raise error
 
-    monkeypatch.setattr(cli, "_open", fail)
+    monkeypatch.setattr(cli, "open_for_command", fail)
     said = run("status")
     assert (said.code, said.sentence) == (code, "mend it")
 
@@ -278,7 +278,7 @@ def test_ctrl_c_is_130_without_a_word(run: Run, monkeypatch: pytest.MonkeyPatch)
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_open", interrupt)
+    monkeypatch.setattr(cli, "open_for_command", interrupt)
     said = run("status")
     assert said.code == 130
     assert "Traceback" not in said.err
@@ -288,7 +288,7 @@ def test_what_an_error_quotes_does_not_act_on_the_terminal(run: Run, monkeypatch
     def fail() -> None:
         raise Transient("the cloud said \x1b[2J\x07\r\udc80 [red]no[/]")
 
-    monkeypatch.setattr(cli, "_open", fail)
+    monkeypatch.setattr(cli, "open_for_command", fail)
     assert run("status").sentence == "the cloud said ?[2J??? [red]no[/]"
 
 

@@ -20,8 +20,8 @@ group by pool
 
 -- name: skip_numbers
 -- A database from a backup counts from an earlier number: those that the cluster shows are not used again.
-select setval('orca.runtime_numbers', %(seen)s)
-where %(seen)s::bigint > (select last_value from orca.runtime_numbers)
+select setval('orca.runtime_numbers', %(seen)s) from orca.runtime_numbers n
+where %(seen)s::bigint > n.last_value or (%(seen)s::bigint = n.last_value and not n.is_called)
 
 -- name: next_number
 select nextval('orca.runtime_numbers')

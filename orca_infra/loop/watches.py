@@ -1,0 +1,71 @@
+"""Watches that hasten the loop: what happens on the cluster wakes the next pass, and nothing more depends on them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+
+from orca_infra.errors import OrcaError
+from orca_infra.kube.client import Kube
+from orca_infra.kube.kinds import Kind, Object
+from orca_infra.kube.watching import Gone, Relisted, Seen, Trouble
+from orca_infra.log import Log
+
+_SILENCE_SECONDS = 90.0
+
+
+class Watch:
+    """One kind of object in one namespace, followed by a thread of its own from `start` until `stop`."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        kind: Kind,
+        *,
+        namespace: str,
+        labels: Mapping[str, str],
+        wake: Callable[[], None],
+        log: Log,
+        note: Callable[[Object], object] | None = None,
+    ) -> None:
+        """`note` is given each object as it is seen; `wake` is called after anything happened."""
+        self._kube, self._kind, self._namespace, self._labels = kube, kind, namespace, labels
+        self._wake, self._log, self._note = wake, log, note
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"watch-{kind.plural}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def _run(self) -> None:
+        changes = self._kube.follow(
+            self._kind,
+            namespace=self._namespace,
+            labels=self._labels,
+            silence_seconds=_SILENCE_SECONDS,
+            stop=self._stop,
+        )
+        for change in changes:
+            match change:
+                case Relisted():
+                    self._see(*change.items)
+                case Seen():
+                    self._see(change.object)
+                case Gone():
+                    self._wake()
+                case Trouble():
+                    self._log.warning("watch in trouble", kind=self._kind.kind, why=str(change.error))
+                case _:
+                    pass
+
+    def _see(self, *objects: Object) -> None:
+        if self._note is not None:
+            for item in objects:
+                try:
+                    self._note(item)
+                except OrcaError as error:
+                    self._log.warning("what a watch showed was not noted", kind=self._kind.kind, why=str(error))
+        self._wake()
