@@ -163,5 +163,8 @@ class _Outline:
 def _plain_key(token: str) -> str:
     if token[0] not in {'"', "'"}:
         return token
-    value = tomllib.loads(f"key = {token}")["key"]  # the escapes of a quoted key are those of a string
+    try:
+        value = tomllib.loads(f"key = {token}")["key"]  # the escapes of a quoted key are those of a string
+    except tomllib.TOMLDecodeError as error:
+        raise _LostError from error
     return str(value)

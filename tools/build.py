@@ -86,6 +86,7 @@ TOOLS = {
         _kubernetes("kubectl"),
         Tool("etcd", "etcd", "go.etcd.io/etcd/server/v3", "", _KUBERNETES_FOLDERS, (3, 5)),
         Tool("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok"),
+        Tool("coredns", "coredns", "github.com/coredns/coredns"),
     )
 }
 GO_MINIMUM = (1, 26)

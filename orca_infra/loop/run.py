@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType
@@ -45,7 +46,7 @@ class Loop:
         self._wake = threading.Event()
         self._passes = MachinePasses(surroundings, self._engine, self._leader.verify, log)
         self._cluster = self._cluster_passes() if surroundings.settings.uses_cluster else []
-        check_base(surroundings, self._engine)
+        _check_base_soon(surroundings, self._engine)
 
     def run_once(self) -> PassResult:
         """One pass. Raises NotLeader when another loop leads."""
@@ -196,3 +197,12 @@ class Loop:
                 session.close()
             except Transient:
                 over.wait(RETRY_SECONDS)
+
+
+def _check_base_soon(surroundings: Surroundings, engine: Engine) -> None:
+    """Check the base's state; once more after a moment when the state's backend is only just being made by another loop."""
+    try:
+        check_base(surroundings, engine)
+    except Transient:
+        time.sleep(RETRY_SECONDS)
+        check_base(surroundings, engine)

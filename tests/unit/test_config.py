@@ -4,7 +4,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orca_infra.config import Config, load_config, parse_config
@@ -477,6 +477,7 @@ def paths_of(value: object, path: KeyPath = ()) -> set[KeyPath]:
     return ({path} if path else set()).union(*(paths_of(inner, (*path, key)) for key, inner in entries))
 
 
+@example('"\x08"')
 @given(st.text(max_size=40) | st.text(alphabet="[]{}=.,#'\"\\\na1 ", max_size=40))
 def test_any_text_is_read_or_refused_with_a_sentence_and_its_outline_found(text: str) -> None:
     try:

@@ -101,7 +101,7 @@ create table orca.engine_operations (
     host             text not null,
     boot_id          text not null,
     pid              integer,
-    process_started  double precision,               -- seconds since 1970; with the pid it names one process
+    process_started  double precision,               -- seconds since the boot; with pid and boot it names one process
     started_at       timestamptz not null default now(),
     ended_at         timestamptz,
     outcome          text,
