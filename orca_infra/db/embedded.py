@@ -7,12 +7,16 @@ It listens on a Unix socket only. It stays up when a command ends, because local
 from __future__ import annotations
 
 import logging
+import shutil
 import subprocess
 import warnings
 from pathlib import Path
 from types import ModuleType
 
 from orca_infra.errors import SetupError
+
+#: A new database needs about 40 MiB, and room to write.
+_LITTLE_MIB = 100
 
 
 def start(folder: Path) -> str:
@@ -51,12 +55,15 @@ def _library() -> ModuleType:
 
 
 def _reason(folder: Path, error: BaseException) -> str:
+    """Why it does not start, in few words: the server's own where it got as far as saying any."""
     log = folder / "log"
-    if log.exists():
-        fatal = [line for line in log.read_text(errors="replace").splitlines() if "FATAL" in line or "PANIC" in line]
-        if fatal:
-            return fatal[-1].strip()
-    output = getattr(error, "stderr", None) or getattr(error, "output", None) or str(error)
-    text = output.decode(errors="replace") if isinstance(output, bytes) else str(output)
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].strip() if lines else type(error).__name__
+    said = log.read_text(errors="replace").splitlines() if log.exists() else []
+    fatal = [line for line in said if "FATAL" in line or "PANIC" in line]
+    if fatal:
+        words = fatal[-1].strip()
+    elif isinstance(error, subprocess.CalledProcessError):
+        words = f"{Path(error.cmd[0]).name} ended with code {error.returncode}"
+    else:
+        words = (str(error).splitlines() or [type(error).__name__])[-1]
+    free_mib = shutil.disk_usage(folder.parent).free // 2**20
+    return f"{words}; the disk has {free_mib} MiB free" if free_mib < _LITTLE_MIB else words
