@@ -19,7 +19,16 @@ create table if not exists orca.schema_versions (
 """
 #: What this program reads and writes of orca's own tables.
 REQUIRED_COLUMNS: dict[str, tuple[str, ...]] = {
-    "pipelines": ("name", "placement", "paused", "max_runs", "max_starts"),
+    "pipelines": (
+        "name",
+        "placement",
+        "paused",
+        "max_runs",
+        "max_starts",
+        "image",
+        "workers",
+        "allow_new_code",
+    ),
     "runs": (
         "id",
         "pipeline",

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType
@@ -170,6 +171,11 @@ class Loop:
         except OrcaError as error:
             if not self._stop.is_set():
                 self._log.warning("pass given up", kind=type(error).__name__, why=str(error))
+            return RETRY_SECONDS
+        except Exception as error:  # noqa: BLE001  (a defect in one pass keeps no other from its work; it is not hidden)
+            self._log.warning(
+                "pass failed: a defect of this program", kind=type(error).__name__, traceback=traceback.format_exc()
+            )
             return RETRY_SECONDS
 
     def _reload(self) -> None:

@@ -122,12 +122,13 @@ def test_orcas_own_tables_may_be_updatable_views(empty: Database) -> None:
         """
         create schema orca;
         create schema theirs;
-        create table theirs.pipeline (pname text, where_to text, off boolean, par integer, tries integer, extra text);
+        create table theirs.pipeline (pname text, where_to text, off boolean, par integer, tries integer,
+            img text, n integer, fresh boolean, extra text);
         create table theirs.run (n bigint, of text, st text, bf boolean, starts integer, w text,
             q timestamptz, s timestamptz, e timestamptz, why text, extra text);
         create table theirs.worker (wname text, pl text, sl integer, first timestamptz, last timestamptz, extra text);
         create view orca.pipelines as select pname as name, where_to as placement, off as paused, par as max_runs,
-            tries as max_starts from theirs.pipeline;
+            tries as max_starts, img as image, n as workers, fresh as allow_new_code from theirs.pipeline;
         create view orca.runs as select n as id, of as pipeline, st as state, bf as fill, starts as start, w as worker,
             q as queued_at, s as started_at, e as ended_at, why as reason from theirs.run;
         create view orca.workers as select wname as name, pl as pool, sl as slots, first as first_seen_at,

@@ -36,7 +36,7 @@ from startable group by pool
 -- Every machine whose row has not ended, with what its worker was last seen doing.
 select m.name, m.pool, m.number, m.provider, m.type, m.location, m.created_at, m.uid, m.confirmed_at, m.revoked_at,
     m.removal_reason, w.first_seen_at, w.seen_at, coalesce(w.slots, 0) as slots,
-    coalesce(n.running, 0)::int as running, e.last_run_ended_at
+    coalesce(n.running, 0)::int as running, e.last_run_ended_at, m.drain_at, m.drain_now
 from orca.pool_machines m
 left join orca.workers w on w.name = m.name
 left join lateral (
@@ -50,6 +50,29 @@ order by m.pool, m.number
 
 -- name: progress
 select pool, last_number, trying_type, trying_since, tried_at, last_attempt from orca.pool_status
+
+-- name: paused
+select pool from orca.pool_pauses
+
+-- name: pause
+insert into orca.pool_pauses (pool) values (%(pool)s) on conflict do nothing
+
+-- name: resume
+-- End the pause of one pool; of all, with each single one, when the pool is empty.
+delete from orca.pool_pauses where pool = %(pool)s or %(pool)s = ''
+
+-- name: drain
+-- Have a machine go once it is idle, or at once. What is being removed already goes anyway.
+update orca.pool_machines set drain_at = coalesce(drain_at, now()), drain_now = drain_now or %(at_once)s
+where name = %(name)s and ended_at is null
+
+-- name: refusals
+select pool, type, location, spot, class as kind, since, last_at, times from orca.pool_offers order by pool, type, location, spot
+
+-- name: ended_lately
+-- Machines whose removal ended a moment ago: a provider's list may still show them.
+select name, uid from orca.pool_machines
+where ended_at > now() - make_interval(secs => %(seconds)s) and uid is not null
 
 -- name: owned_machines
 select stack, name from orca.owned where stack like %(pattern)s
@@ -69,6 +92,14 @@ returning last_number
 -- name: record_machine
 insert into orca.pool_machines (name, pool, number, provider, type, location, rendered, token_hash)
 values (%(name)s, %(pool)s, %(number)s, %(provider)s, %(type)s, %(location)s, %(rendered)s, %(token_hash)s)
+
+-- name: unrecord_machine
+-- Take a row back whose machine nobody was ever asked for, and give its number back.
+with taken_back as (
+    delete from orca.pool_machines where name = %(name)s and confirmed_at is null and ended_at is null returning pool, number
+)
+update orca.pool_status s set last_number = s.last_number - 1
+from taken_back t where s.pool = t.pool and s.last_number = t.number
 
 -- name: confirm_machine
 update orca.pool_machines set uid = %(uid)s, confirmed_at = now()
@@ -106,29 +137,32 @@ returning since
 select since from orca.hearing
 
 -- name: report
-insert into orca.pool_status as s (pool, demand, message, next_try_at)
-values (%(pool)s, %(demand)s, %(message)s, %(next_try_at)s)
+insert into orca.pool_status as s (pool, demand, message, next_try_at, skipped, machines, paused_since)
+values (%(pool)s, %(demand)s, %(message)s, %(next_try_at)s, %(skipped)s, %(machines)s, (
+    select min(p.since) from orca.pool_pauses p where p.pool in (%(pool)s, '')
+))
 on conflict (pool) do update set demand = excluded.demand, message = excluded.message, next_try_at = excluded.next_try_at,
-    observed_at = now(),
+    skipped = excluded.skipped, machines = excluded.machines, paused_since = excluded.paused_since, observed_at = now(),
     trying_type = case when %(in_search)s then s.trying_type end, trying_since = case when %(in_search)s then s.trying_since end
 
 -- name: refused
 -- Remember an offering that could not be had.
-insert into orca.pool_offers as o (pool, location, type, class, message)
-values (%(pool)s, %(location)s, %(type)s, %(class)s, %(message)s)
-on conflict (pool, location, type) do update set message = excluded.message, last_at = now(),
+insert into orca.pool_offers as o (pool, location, type, spot, class, message)
+values (%(pool)s, %(location)s, %(type)s, %(spot)s, %(class)s, %(message)s)
+on conflict (pool, location, type, spot) do update set message = excluded.message, last_at = now(),
     since = case when o.class = excluded.class then o.since else now() end,
     times = case when o.class = excluded.class then o.times + 1 else 1 end, class = excluded.class
 
 -- name: had
-delete from orca.pool_offers where pool = %(pool)s and location = %(location)s and type = %(type)s
+delete from orca.pool_offers
+where pool = %(pool)s and location = %(location)s and type = %(type)s and spot = %(spot)s
 
 -- name: prune_machines
 delete from orca.pool_machines where ended_at < now() - make_interval(secs => %(kept_seconds)s)
 
 -- name: pools_for_people
 select s.*, (
-    select coalesce(jsonb_agg(to_jsonb(o) - 'pool' order by o.type, o.location), '[]') from orca.pool_offers o where o.pool = s.pool
+    select coalesce(jsonb_agg(to_jsonb(o) - 'pool' order by o.type, o.location, o.spot), '[]') from orca.pool_offers o where o.pool = s.pool
 ) as refused
 from orca.pool_status s order by s.pool
 
