@@ -38,8 +38,8 @@ class Surroundings:
 
     @property
     def logs_folder(self) -> Path:
-        """Where what machines said last is kept."""
-        return self.settings.home / "logs"
+        """Where the runs' logs are, and what machines said last."""
+        return self.settings.logs or self.settings.home / "logs"
 
     def close(self) -> None:
         self.database.close()

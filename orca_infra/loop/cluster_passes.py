@@ -14,6 +14,7 @@ from orca_infra.loop.watches import Watch
 from orca_infra.quantity import cpu_millis
 from orca_infra.runs import apply as hands_of_runs
 from orca_infra.runs.decide import decide
+from orca_infra.runs.logs import DriverLogs
 from orca_infra.runs.model import RunLimits, RunPlan, Sizes
 from orca_infra.runs.observe import SQL, observe
 from orca_infra.runs.render import RunSettings
@@ -58,7 +59,7 @@ class RunPasses:
             ),
             settings=run_settings(settings, environ),
             stack_id=surroundings.stack_id,
-            logs=surroundings.logs_folder,
+            logs=DriverLogs(kube, surroundings.logs_folder, log),
             verify=verify,
             log=log,
         )

@@ -6,14 +6,13 @@ import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 from orca_infra.db.connection import Database
 from orca_infra.errors import NotLeader, OrcaError
 from orca_infra.kube.client import Kube
 from orca_infra.kube.kinds import JOB, POD, SECRET, SERVICE, Ref
 from orca_infra.log import Log
-from orca_infra.runs.logs import save_log
+from orca_infra.runs.logs import DriverLogs
 from orca_infra.runs.model import EndReason, Finish, QueuedRun, RunPlan, RunSpec, SeenObject, Sweep
 from orca_infra.runs.observe import SQL
 from orca_infra.runs.render import RunSettings, render
@@ -33,7 +32,7 @@ class RunHands:
     cohorts: Cohorts
     settings: RunSettings
     stack_id: str
-    logs: Path
+    logs: DriverLogs
     verify: Callable[[], None]
     log: Log
 
@@ -45,6 +44,7 @@ def apply(plan: RunPlan, hands: RunHands) -> int:
     is done), and Transient when the database is away.
     """
     hands.verify()
+    hands.logs.follow(plan.follow)
     _write_endings(plan, hands)
     done = _admit(plan.admit, hands)
     failure: OrcaError | None = None
@@ -134,7 +134,7 @@ def _sweep(sweep: Sweep, hands: RunHands) -> int:
         saved = transaction.value(SQL["logs_saved"], key)
     if not saved and sweep.drivers:
         for driver in sweep.drivers:
-            save_log(hands.kube, driver, hands.logs, hands.log)
+            hands.logs.finish(driver)
         with hands.database.transaction() as transaction:
             transaction.run(SQL["save_logs"], key)
     return sum(_delete(item, hands, "object deleted") for item in sweep.objects)

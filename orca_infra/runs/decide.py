@@ -31,15 +31,17 @@ def decide(snapshot: RunSnapshot, limits: RunLimits) -> RunPlan:
     endings: list[Ending] = []
     sweeps: list[Sweep] = []
     finishes: list[Finish] = []
+    follow: list[SeenObject] = []
     for row in snapshot.rows:
         objects = seen.get(row.key, [])
+        drivers = tuple(item for item in objects if item.kind == "Pod" and item.role == Role.DRIVER)
         ending = _ending(row, objects, snapshot, limits)
         if ending is None:
+            follow += drivers
             continue
         if row.ending_reason is None:
             endings.append(ending)
         if objects:
-            drivers = tuple(o for o in objects if o.kind == "Pod" and o.role == Role.DRIVER)
             sweeps.append(Sweep(run=row.run, start=row.start, drivers=drivers, objects=_to_delete(objects)))
         elif row.ending_reason is not None:
             finishes.append(_finish(row, ending))
@@ -53,6 +55,7 @@ def decide(snapshot: RunSnapshot, limits: RunLimits) -> RunPlan:
         finishes=tuple(finishes),
         strays=() if too_many else strays,
         strays_held=strays if too_many else (),
+        follow=tuple(follow),
         waiting=waiting,
     )
 

@@ -238,7 +238,13 @@ class Finish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """What decide came to. `waiting`: why queued runs were not admitted, by run."""
+    """What decide came to.
+
+    Attributes:
+        follow: driver Pods whose logs are to be followed.
+        waiting: why queued runs were not admitted, by run.
+
+    """
 
     admit: tuple[QueuedRun, ...] = ()
     endings: tuple[Ending, ...] = ()
@@ -246,4 +252,5 @@ class RunPlan:
     finishes: tuple[Finish, ...] = ()
     strays: tuple[SeenObject, ...] = ()
     strays_held: tuple[SeenObject, ...] = ()
+    follow: tuple[SeenObject, ...] = ()
     waiting: Mapping[int, str] = field(default_factory=dict)

@@ -1,0 +1,185 @@
+"""Drivers' logs: resumed without loss or repetition, bounded, kept apart, appended once. (Real ones: tests/node.)"""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orca_infra.errors import Transient
+from orca_infra.log import make_log
+from orca_infra.runs import logs as room
+from orca_infra.runs.logs import DriverLogs, driver_log, parts
+from orca_infra.runs.model import PodPhase, SeenObject
+
+
+def stamp(number: int, fraction: str = "") -> str:
+    return f"2026-11-29T20:00:{number:02d}{fraction}Z"
+
+
+class Node:
+    """Answers as a kubelet does: whole log, or from a second on, in pieces of any size, then perhaps a fault."""
+
+    def __init__(self, *lines: tuple[str, str], piece: int = 7) -> None:
+        self.lines = list(lines)
+        self.piece = piece
+        self.fault: Exception | None = None
+        self.asked: list[str | None] = []
+        self.ends = True
+
+    def logs(
+        self, _namespace: str, _pod: str, *, follow: bool, since_time: str | None, stop: threading.Event, **_: Any
+    ) -> Iterator[bytes]:
+        self.asked.append(since_time)
+        since = since_time[:19] if since_time else ""
+        text = "".join(f"{time} {line}\n" for time, line in self.lines if time[:19] >= since).encode()
+        for start in range(0, len(text), self.piece):
+            yield text[start : start + self.piece]
+        if self.fault:
+            raise self.fault
+        if follow and not self.ends:
+            stop.wait(10)
+
+
+def driver(uid: str = "u1", start: int = 1, phase: PodPhase = PodPhase.RUNNING) -> SeenObject:
+    return SeenObject(
+        kind="Pod",
+        namespace="runs",
+        name=f"orca-7-{start}-{uid}",
+        uid=uid,
+        created_at=datetime(2026, 11, 29, tzinfo=UTC),
+        role="driver",
+        run=7,
+        start=start,
+        phase=phase,
+    )
+
+
+def keeper(node: Node, folder: Path) -> DriverLogs:
+    return DriverLogs(node, folder, make_log(io.StringIO(), form="text"))  # type: ignore[arg-type]
+
+
+def whole(folder: Path) -> str:
+    return driver_log(folder, 7).read_text(encoding="utf-8")
+
+
+def test_a_log_is_kept_without_its_timestamps_under_a_header(tmp_path: Path) -> None:
+    node = Node((stamp(1), "begin"), (stamp(2, ".5"), "grün 日本"), (stamp(3), ""))
+    keeper(node, tmp_path).finish(driver())
+    assert whole(tmp_path) == "--- run 7 start 1, Pod orca-7-1-u1, uid u1\nbegin\ngrün 日本\n\n"
+    assert parts(tmp_path, 7) == []
+    assert [p.name for p in (tmp_path / "7").iterdir()] == ["driver.log"]
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 50, 4096])
+def test_characters_and_lines_that_come_in_halves_are_put_together(tmp_path: Path, piece: int) -> None:
+    node = Node(*[(stamp(n), "æ" * n) for n in range(1, 20)], piece=piece)
+    keeper(node, tmp_path).finish(driver())
+    assert whole(tmp_path).splitlines()[1:] == ["æ" * n for n in range(1, 20)]
+
+
+def test_a_controller_that_was_away_goes_on_where_it_was_with_nothing_twice(tmp_path: Path) -> None:
+    node = Node((stamp(1, ".1"), "a"), (stamp(1, ".12"), "b"), (stamp(1, ".12"), "b"))
+    node.fault = Transient("the controller is killed here")
+    keeper(node, tmp_path)._follow(driver(), threading.Event())
+    node.fault = None
+    node.lines += [(stamp(1, ".12"), "b again"), (stamp(2), "c")]
+    keeper(node, tmp_path).finish(driver())
+    assert whole(tmp_path).splitlines()[1:] == ["a", "b", "b", "b again", "c"]
+    assert node.asked == [None, stamp(1, ".120000000")]
+
+
+def test_what_was_written_after_the_last_position_is_cut_off_and_read_again(tmp_path: Path) -> None:
+    node = Node((stamp(1), "a"))
+    keeper(node, tmp_path)._follow(driver(), threading.Event())
+    part = parts(tmp_path, 7)[0]
+    part.write_bytes(part.read_bytes() + b"half a li")
+    node.lines.append((stamp(2), "b"))
+    keeper(node, tmp_path).finish(driver())
+    assert whole(tmp_path).splitlines()[1:] == ["a", "b"]
+
+
+def test_what_the_node_rotated_away_meanwhile_is_kept_from_before(tmp_path: Path) -> None:
+    node = Node((stamp(1), "early"))
+    keeper(node, tmp_path)._follow(driver(), threading.Event())
+    node.lines = [(stamp(9), "late")]
+    keeper(node, tmp_path).finish(driver())
+    assert whole(tmp_path).splitlines()[1:] == ["early", "late"]
+
+
+def test_two_pods_of_a_run_are_kept_apart(tmp_path: Path) -> None:
+    one = keeper(Node((stamp(1), "first")), tmp_path)
+    one.finish(driver("u1", 1))
+    keeper(Node((stamp(1), "second")), tmp_path).finish(driver("u2", 2))
+    assert whole(tmp_path).splitlines() == [
+        "--- run 7 start 1, Pod orca-7-1-u1, uid u1",
+        "first",
+        "--- run 7 start 2, Pod orca-7-2-u2, uid u2",
+        "second",
+    ]
+
+
+def test_a_log_that_cannot_be_had_is_noted_after_what_was_read(tmp_path: Path) -> None:
+    node = Node((stamp(1), "a"))
+    node.fault = Transient("the node does not answer")
+    keeper(node, tmp_path).finish(driver())
+    assert whole(tmp_path).splitlines()[1:] == ["a", "--- the rest of the log cannot be had: the node does not answer"]
+
+
+@pytest.mark.parametrize("left", ["append", "half", "mark"])
+def test_an_append_that_was_cut_short_is_done_once(tmp_path: Path, left: str) -> None:
+    node = Node((stamp(1), "a"))
+    keeper(node, tmp_path)._follow(driver(), threading.Event())
+    part = parts(tmp_path, 7)[0]
+    log = driver_log(tmp_path, 7)
+    log.write_text("earlier\n")
+    part.with_suffix(".append").write_text(str(len("earlier\n")))
+    done = "earlier\n--- run 7 start 1, Pod orca-7-1-u1, uid u1\na\n"
+    if left == "half":
+        log.write_text("earlier\n--- run 7 st")
+    if left == "mark":
+        log.write_text(done)
+        part.unlink()
+    keeper(node, tmp_path).finish(driver())
+    assert log.read_text() == done
+
+
+def test_an_endless_line_is_written_in_pieces_of_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "_LINE_MAX", 1000)
+    node = Node((stamp(1), "x" * 50_000), (stamp(2), "after"), piece=512)
+    keeper(node, tmp_path).finish(driver())
+    assert whole(tmp_path).splitlines()[1:] == ["x" * 50_000, "after"]
+
+
+def test_a_running_driver_is_followed_once_and_its_part_can_be_read_meanwhile(tmp_path: Path, wait_until: Any) -> None:
+    node = Node((stamp(1), "a"))
+    node.ends = False
+    logs = keeper(node, tmp_path)
+    logs.follow([driver(), driver("u2", phase=PodPhase.PENDING)])
+    logs.follow([driver()])
+    wait_until(lambda: node.asked == [None], 5)
+    logs.finish(driver())
+    assert whole(tmp_path).splitlines()[1:] == ["a"]
+    assert len(node.asked) == 2
+    logs.close()
+
+
+def test_a_log_that_cannot_be_followed_is_not_asked_for_in_a_tight_loop(tmp_path: Path, wait_until: Any) -> None:
+    node = Node()
+    node.fault = Transient("not now")
+    logs = keeper(node, tmp_path)
+    logs.follow([driver()])
+    wait_until(lambda: not any(f.thread.is_alive() for f in logs._followers.values()), 5)
+    for _ in range(5):
+        logs.follow([driver()])
+    assert len(node.asked) == 1
+
+
+def test_a_folder_that_cannot_be_written_holds_nothing_up(tmp_path: Path) -> None:
+    (tmp_path / "7").write_text("a file where the folder should be")
+    keeper(Node((stamp(1), "a")), tmp_path).finish(driver())
