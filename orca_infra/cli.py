@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orca_infra import __version__
-from orca_infra.cli_cluster import runs_app, runtimes_app
+from orca_infra.cli_cluster import runtimes_app
+from orca_infra.cli_runs import runs_app
 from orca_infra.errors import NotLeader, OrcaError, UserError
 
 if TYPE_CHECKING:

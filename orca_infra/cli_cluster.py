@@ -1,9 +1,10 @@
-"""The commands about what is on Kubernetes: runs and runtimes."""
+"""The commands about runtimes."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
@@ -15,50 +16,12 @@ if TYPE_CHECKING:
     from orca_infra.runtimes.launch import LaunchHands
     from orca_infra.surroundings import Surroundings
 
-runs_app = typer.Typer(help="Run clusters on Kubernetes (ORCA_RUNNER=kubernetes).", no_args_is_help=True)
 runtimes_app = typer.Typer(
-    help="Runtimes: take a warm Pod, list, stop (ORCA_RUNTIMES_NAMESPACE).", no_args_is_help=True
+    help="Runtimes: take a warm Pod, list, extend, stop, and what they cost (ORCA_RUNTIMES_NAMESPACE).",
+    no_args_is_help=True,
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table for people.")]
-
-
-@runs_app.command("list")
-def runs_list(as_json: Json = False) -> None:
-    """Show the run clusters that live, and the last that ended."""
-    from orca_infra.cli import open_for_command, print_json
-    from orca_infra.runs.observe import SQL
-    from orca_infra.screen import rows_for_people
-
-    surroundings = open_for_command()
-    with surroundings.database.snapshot() as transaction:
-        live = transaction.dicts(SQL["clusters_for_people"])
-        ended = transaction.dicts(SQL["ended_clusters"], {"limit": 20})
-        now = transaction.value("select now()")
-    if as_json:
-        print_json({"live": live, "ended": ended})
-    else:
-        rows_for_people(
-            ("run", "start", "pipeline", "objects made", "age", "why it ends or waits"),
-            [
-                (
-                    row["run"],
-                    row["start"],
-                    row["pipeline"],
-                    f"{row['made']}/{row['objects']}",
-                    now - row["created_at"],
-                    row["ending_detail"] or row["refused"],
-                )
-                for row in live
-            ],
-            "no run clusters live",
-        )
-        rows_for_people(
-            ("ended", "start", "pipeline", "ago", "reason"),
-            [(row["run"], row["start"], row["pipeline"], now - row["ended_at"], row["reason"]) for row in ended],
-            "",
-        )
-    surroundings.close()
 
 
 @runtimes_app.command("launch")
@@ -84,6 +47,7 @@ def runtimes_launch(  # noqa: PLR0917  (options, as typer reads them)
     """
     from orca_infra.cli import open_for_command, print_json
     from orca_infra.runtimes.launch import LaunchRequest, launch
+    from orca_infra.runtimes.touch import TOUCHES
 
     secrets = {}
     for name in secret or []:
@@ -104,7 +68,9 @@ def runtimes_launch(  # noqa: PLR0917  (options, as typer reads them)
     else:
         kind = "warm" if made.warm else "cold: its Pod is being made"
         until = f", until {made.expires_at:%F %T %Z}" if made.expires_at else ""
-        print(f"{made.id}  {made.namespace}/{made.pod}  {kind}{until}")
+        where = f"  {made.address}" if made.address else ""
+        print(f"{made.id}  {made.namespace}/{made.pod}{where}  {kind}{until}", flush=True)
+    TOUCHES.finish()
     _close(surroundings, hands)
 
 
@@ -123,10 +89,13 @@ def runtimes_list(
         print_json([asdict(runtime) for runtime in runtimes])
     else:
         rows_for_people(
-            ("runtime", "user", "environment", "pod", "ready", "expires"),
+            ("runtime", "user", "environment", "pod", "state", "expires", "credits", "why"),
             [
-                (r.id, r.user, r.environment, r.pod, r.problem or bool(r.ready_at), r.expires_at or "never")
-                for r in runtimes
+                *(
+                    (r.id, r.user, r.environment, r.pod, r.state, r.expires_at or "never", f"{r.credits:.4f}")
+                    + (r.ending_detail or r.refused or r.problem,)
+                    for r in runtimes
+                )
             ],
             "no runtimes live",
         )
@@ -139,10 +108,7 @@ def runtimes_stop(runtime: Annotated[str, typer.Argument(help="Its id.")]) -> No
     from orca_infra.cli import open_for_command
     from orca_infra.runtimes.living import end_runtime
 
-    try:
-        wanted = UUID(runtime)
-    except ValueError:
-        raise UserError(f"{runtime!r} is not a runtime's id; `orca-infra runtimes list` shows them") from None
+    wanted = _runtime_id(runtime)
     surroundings = open_for_command()
     hands = launch_hands(surroundings)
     stopped = end_runtime(hands, wanted)
@@ -150,6 +116,93 @@ def runtimes_stop(runtime: Annotated[str, typer.Argument(help="Its id.")]) -> No
     if not stopped:
         raise UserError(f"no runtime {wanted} lives; `orca-infra runtimes list` shows those that do")
     print(f"stopped {wanted}")
+
+
+@runtimes_app.command("extend")
+def runtimes_extend(
+    runtime: Annotated[str, typer.Argument(help="Its id.")],
+    seconds: Annotated[str, typer.Option("--for", help="How long from now on: seconds, or text such as 2h.")],
+) -> None:
+    """Have a runtime live at least so long from now on; never shorter than before.
+
+    Example: orca-infra runtimes extend 0b4c… --for 2h
+    """
+    from orca_infra.cli import open_for_command
+    from orca_infra.quantity import seconds_of
+    from orca_infra.runtimes.living import extend_runtime
+
+    wanted = _runtime_id(runtime)
+    try:
+        more = seconds_of(seconds)
+    except ValueError as error:
+        raise UserError(f"--for {seconds}: {error}") from None
+    surroundings = open_for_command()
+    hands = launch_hands(surroundings)
+    extended = extend_runtime(hands, wanted, more)
+    _close(surroundings, hands)
+    if extended is None:
+        raise UserError(f"no runtime {wanted} lives; `orca-infra runtimes list` shows those that do")
+    print(f"{wanted} lives until {extended.expires_at or 'it is stopped'}")
+
+
+@runtimes_app.command("usage")
+def runtimes_usage(user: Annotated[str, typer.Option(help="Whose.")], as_json: Json = False) -> None:
+    """Show what a user's runtimes have cost: exactly where they have ended, up to now where they run."""
+    from orca_infra.cli import open_for_command, print_json
+    from orca_infra.runtimes.living import read_usage
+    from orca_infra.screen import rows_for_people
+
+    surroundings = open_for_command()
+    lines = read_usage(surroundings.database, user)
+    credits_sum = sum(line.credits for line in lines)
+    if as_json:
+        print_json({"user": user, "credits": credits_sum, "runtimes": [asdict(line) for line in lines]})
+    else:
+        rows_for_people(
+            ("runtime", "environment", "pool", "from", "until", "seconds", "a second", "credits", "reason"),
+            [
+                (
+                    *(line.runtime, line.environment, line.pool or "none", line.assigned_at),
+                    *(line.ended_at or "now", f"{line.seconds:.1f}", f"{line.burning_rate:g}", f"{line.credits:.4f}"),
+                    line.reason,
+                )
+                for line in lines
+            ],
+            f"{user} had no runtimes",
+        )
+        print(f"{credits_sum:.4f} credits, {sum(line.ended_at is None for line in lines)} running")
+    surroundings.close()
+
+
+@runtimes_app.command("serve")
+def runtimes_serve(
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="On which port.", min=1, max=65535)] = 8470,
+    certificate: Annotated[
+        Path | None, typer.Option(help="A file: serve TLS with it. Else something before it has to.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(help="The certificate's key.")] = None,
+) -> None:
+    """Serve runtimes over HTTP: launch, look, list, extend, stop, usage. Any number of such processes may run.
+
+    Tokens are the cluster's own, or from the file that ORCA_RUNTIMES_TOKENS names.
+    """
+    from orca_infra.cli import open_for_command
+    from orca_infra.runtimes.callers import Callers, FileTokens, ReviewedTokens
+    from orca_infra.runtimes.serve import serve
+
+    surroundings = open_for_command()
+    hands = launch_hands(surroundings)
+    settings = surroundings.settings
+    callers: Callers
+    if settings.runtimes_tokens is not None:
+        callers = FileTokens(settings.runtimes_tokens, settings.runtimes_launchers)
+    else:
+        callers = ReviewedTokens(hands.kube, settings.runtimes_launchers, audience=settings.runtimes_audience)
+    try:
+        serve(hands, callers, host=host, port=port, certificate=certificate, key=key)
+    finally:
+        _close(surroundings, hands)
 
 
 def launch_hands(surroundings: Surroundings) -> LaunchHands:
@@ -173,6 +226,13 @@ def launch_hands(surroundings: Surroundings) -> LaunchHands:
 def _close(surroundings: Surroundings, hands: LaunchHands) -> None:
     hands.kube.close()
     surroundings.close()
+
+
+def _runtime_id(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise UserError(f"{text!r} is not a runtime's id; `orca-infra runtimes list` shows them") from None
 
 
 def _pair(text: str) -> tuple[str, str]:

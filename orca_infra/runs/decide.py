@@ -19,7 +19,17 @@ from orca_infra.runs.model import (
 )
 
 _IMAGE_TROUBLE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
-_EVICTIONS = ("Evicted", "Preempting", "NodeLost", "Shutdown", "Terminated", "NodeShutdown")
+# A Pod's condition DisruptionTarget (k8s.io/api/core/v1, PodReasonPreemptionByScheduler and the constants after it, and the
+# reasons that others give it in Kubernetes' page on disruptions). It is there before the Pod ends.
+_DISRUPTIONS = (
+    "PreemptionByScheduler",
+    "DeletionByTaintManager",
+    "EvictionByEvictionAPI",
+    "DeletionByPodGC",
+    "TerminationByKubelet",
+)
+# And what a Pod that the kubelet ended says of itself.
+_EVICTIONS = ("Evicted", "Preempting", "NodeLost", "Shutdown", "Terminated", "NodeShutdown", *_DISRUPTIONS)
 
 
 def decide(snapshot: RunSnapshot, limits: RunLimits) -> RunPlan:
@@ -78,6 +88,10 @@ def _ending(row: ClusterRow, objects: Iterable[SeenObject], snapshot: RunSnapsho
     head = next((p for p in pods if p.role == Role.HEAD), None)
     if row.head_uid is not None and (row.head_uid in snapshot.gone or (head and (head.deleting or _over(head)))):
         return end(EndReason.HEAD_LOST, f"its head is gone or over{_because(head)}")
+    # Said while it is seen: once the Job has failed of it, its Pod is gone, and with it the reason.
+    disrupted = next((p for p in pods if p.role == Role.DRIVER and p.deleting and p.failed in _DISRUPTIONS), None)
+    if disrupted is not None:
+        return end(EndReason.EVICTED, f"{disrupted.name}: {disrupted.failed}")
     if job is not None and job.finished:
         return end(*_of_finished(job, [p for p in pods if p.role == Role.DRIVER]))
     age = (snapshot.now - row.created_at).total_seconds()

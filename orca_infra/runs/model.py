@@ -203,6 +203,7 @@ class EndReason(StrEnum):
     NEVER_STARTED = "NeverStarted"
     VANISHED = "Vanished"
     REFUSED = "Refused"
+    REMOVED = "Removed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

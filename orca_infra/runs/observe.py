@@ -69,6 +69,8 @@ def read_object(item: Object) -> SeenObject:
     labels = metadata.get("labels") or {}
     phase = status.get("phase") if item["kind"] == "Pod" else None
     waiting, failed, exit_code = _container(status) if item["kind"] == "Pod" else ("", "", None)
+    if item["kind"] == "Pod":
+        failed = _of_pod(status) or failed
     finished = ""
     if item["kind"] == "Job":
         for condition in status.get("conditions") or []:
@@ -88,10 +90,18 @@ def read_object(item: Object) -> SeenObject:
         deleting="deletionTimestamp" in metadata,
         phase=PodPhase(phase) if phase else None,
         waiting=waiting,
-        failed=failed or (status.get("reason", "") if phase == "Failed" else ""),
+        failed=failed,
         exit_code=exit_code,
         finished=bool(finished),
     )
+
+
+def _of_pod(status: Object) -> str:
+    """Why a Pod as a whole ended or is going to: its containers then only say how they answered the signal (Error, 143)."""
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
+            return str(condition.get("reason", ""))
+    return str(status.get("reason", "")) if status.get("phase") == "Failed" else ""
 
 
 def _container(status: Object) -> tuple[str, str, int | None]:

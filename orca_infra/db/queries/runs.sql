@@ -74,3 +74,14 @@ where c.ended_at is null group by c.run, c.start, r.state order by c.run
 -- name: ended_clusters
 select run, start, pipeline, created_at, ended_at, reason, ending_detail from orca.run_clusters
 where ended_at is not null order by ended_at desc limit %(limit)s
+
+-- name: run
+select id, pipeline, state, start, reason, queued_at, started_at, ended_at from orca.runs where id = %(run)s
+
+-- name: starts_of_run
+select start, created_at, ended_at, reason, ending_reason, ending_detail from orca.run_clusters
+where run = %(run)s order by start
+
+-- name: objects_of_run
+select kind, namespace, name, uid, cohort, confirmed_at, refused from orca.kube_objects
+where run = %(run)s order by start, position
