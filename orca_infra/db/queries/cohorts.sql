@@ -8,24 +8,23 @@ select uid, server from orca.cluster_identity
 
 -- name: open_objects
 -- What is still to be made, of rows that live; whole runs, the oldest first.
-with owners as (
-    select c.run, c.start, null::text as pod, c.created_at from orca.run_clusters c
-    where %(scope)s = 'runs' and c.ended_at is null and c.ending_reason is null
-    union all
-    select null, null, p.name, p.created_at from orca.runtime_pods p
-    where %(scope)s = 'runtimes' and p.ended_at is null and p.ending_reason is null
-), due as (
-    select w.* from owners w where exists (
-        select from orca.kube_objects o
-        where o.scope = %(scope)s and o.uid is null and (o.next_try_at is null or o.next_try_at <= now())
-          and (o.run = w.run and o.start = w.start or o.pod = w.pod)
-    ) order by w.created_at limit %(limit)s
+with open as (
+    select o.run, o.start, o.pod, bool_or(o.next_try_at is null or o.next_try_at <= now()) as due
+    from orca.kube_objects o where o.scope = %(scope)s and o.uid is null group by o.run, o.start, o.pod
+), chosen as (
+    select n.*, coalesce(c.created_at, p.created_at) as owner_created_at
+    from open n
+    left join orca.run_clusters c on c.run = n.run and c.start = n.start
+    left join orca.runtime_pods p on p.name = n.pod
+    where n.due and coalesce(c.ended_at, p.ended_at) is null and coalesce(c.ending_reason, p.ending_reason) is null
+    order by coalesce(c.created_at, p.created_at) limit %(limit)s
 )
 select o.namespace, o.kind, o.name, o.rendered, o.run, o.start, o.pod, j.uid as job_uid
-from due d join orca.kube_objects o on (o.run = d.run and o.start = d.start) or o.pod = d.pod
+from chosen d
+join orca.kube_objects o on o.scope = %(scope)s and o.uid is null and o.run is not distinct from d.run
+    and o.start is not distinct from d.start and o.pod is not distinct from d.pod
 left join orca.kube_objects j on j.run = o.run and j.start = o.start and j.position = 0 and o.position > 0
-where o.uid is null
-order by d.created_at, o.run, o.position
+order by d.owner_created_at, o.run, o.position
 
 -- name: begin_cohort
 with n as (select nextval('orca.cohort_numbers') as number)
