@@ -11,10 +11,10 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, time
 from pathlib import Path
-from typing import Annotated, NotRequired, TypedDict, cast
+from typing import Annotated, Literal, NotRequired, TypedDict, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
@@ -24,6 +24,7 @@ from orca_infra.machines.model import MachineType, Pool
 from orca_infra.machines.providers.local_config import LocalCloud
 from orca_infra.names import derived_stack, machine_name
 from orca_infra.quantity import seconds_of
+from orca_infra.runs.model import PodPlacement
 from orca_infra.toml_lines import KeyPath, key_lines
 
 PROVIDERS = ("gcp", "local")
@@ -46,12 +47,14 @@ class Config:
         pools: in the order of the file; names, machine names and stack names are all different.
         max_machines_total: the most machines over all pools; None for no such limit.
         local: the make-believe cloud of the provider `local`.
+        pipelines: where the Pods of a pipeline's run clusters go, for pipelines that have a table.
 
     """
 
     pools: tuple[Pool, ...]
     max_machines_total: int | None
     local: LocalCloud
+    pipelines: Mapping[str, PodPlacement] = field(default_factory=dict)
 
 
 def load_config(path: Path) -> Config:
@@ -111,7 +114,8 @@ def parse_config(text: str, source: str) -> Config:
     return Config(
         pools=tuple(pool.freeze(name) for name, pool in file.pools.items()),
         max_machines_total=file.max_machines_total,
-        local=LocalCloud(locations=file.local.locations, create_seconds=file.local.create_seconds),
+        local=file.local.freeze(),
+        pipelines={name: pipeline.freeze() for name, pipeline in file.pipelines.items()},
     )
 
 
@@ -232,14 +236,62 @@ class _Pool(_Table):
         )
 
 
+class _LocalType(_Table):
+    architecture: _Text
+
+
 class _Local(_Table):
     locations: dict[str, dict[str, _Count]] = {}
     create_seconds: _Seconds = 0
+    types: dict[str, _LocalType] = {}
+
+    def freeze(self) -> LocalCloud:
+        return LocalCloud(
+            locations=self.locations,
+            create_seconds=self.create_seconds,
+            architectures={name: kind.architecture for name, kind in self.types.items()},
+        )
+
+
+class _Toleration(_Table):
+    key: _Text | None = None
+    operator: Literal["Exists", "Equal"] = "Equal"
+    value: str | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    toleration_seconds: Annotated[int, Field(ge=0)] | None = None
+
+    def freeze(self) -> dict[str, object]:
+        said = {
+            "key": self.key,
+            "operator": self.operator,
+            "value": self.value,
+            "effect": self.effect,
+            "tolerationSeconds": self.toleration_seconds,
+        }
+        return {name: value for name, value in said.items() if value is not None}
+
+
+class _Pipeline(_Table):
+    image_pull_secrets: list[_Text] = []
+    node_selector: dict[str, str] = {}
+    tolerations: list[_Toleration] = []
+    priority_class: _Text | None = None
+    non_root: bool = False
+
+    def freeze(self) -> PodPlacement:
+        return PodPlacement(
+            image_pull_secrets=tuple(self.image_pull_secrets),
+            node_selector=dict(self.node_selector),
+            tolerations=tuple(toleration.freeze() for toleration in self.tolerations),
+            priority_class=self.priority_class,
+            non_root=self.non_root,
+        )
 
 
 class _File(_Table):
     max_machines_total: _Count | None = None
     pools: dict[str, _Pool] = {}
+    pipelines: dict[str, _Pipeline] = {}
     local: _Local = _Local()
 
 
@@ -250,6 +302,7 @@ _EXAMPLES = {
     "locations": 'locations = ["east"], here or in each of its types',
     "max_machines": "max_machines = 5",
     "idle_seconds": 'idle_seconds = "10m"',
+    "architecture": 'architecture = "arm64"',
     "types": 'at least one [[…types]] with type = "small"',
 }
 
@@ -265,6 +318,12 @@ def _table_of(path: KeyPath) -> type[_Table] | None:
             return _Type
         case ("local",):
             return _Local
+        case ("local", "types", str()):
+            return _LocalType
+        case ("pipelines", str()):
+            return _Pipeline
+        case ("pipelines", str(), "tolerations", int()):
+            return _Toleration
     return None
 
 
@@ -273,6 +332,9 @@ _HOMES: Mapping[type[_Table], str] = {
     _Pool: "to a pool, [pools.NAME]",
     _Type: "to a pool's type, [[pools.NAME.types]]",
     _Local: "to [local]",
+    _LocalType: "to a type of the local cloud, [local.types.NAME]",
+    _Pipeline: "to a pipeline, [pipelines.NAME]",
+    _Toleration: "to a pipeline's toleration, [[pipelines.NAME.tolerations]]",
 }
 
 
@@ -293,6 +355,7 @@ class _Context(TypedDict):
     ge: NotRequired[float]
     le: NotRequired[float]
     error: NotRequired[ValueError]
+    expected: NotRequired[str]
 
 
 _WANTED = {
@@ -329,6 +392,8 @@ def _words(details: ErrorDetails) -> str:
         return f"must be at most {context['le']:.0f}"
     if kind == "too_short":
         return f"must not be empty; add {_EXAMPLES['types']}"
+    if kind == "literal_error" and "expected" in context:
+        return f"must be {context['expected']}"
     if kind == "finite_number":
         return "must be a finite number"
     return "cannot be used"

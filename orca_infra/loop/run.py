@@ -109,7 +109,13 @@ class Loop:
         if settings.runner is not None:
             passes.append(
                 RunPasses(
-                    self._surroundings, kube, recorded, environ=os.environ, verify=self._leader.verify, log=self._log
+                    self._surroundings,
+                    kube,
+                    recorded,
+                    environ=os.environ,
+                    verify=self._leader.verify,
+                    log=self._log,
+                    placements=lambda: self._live.config.pipelines,
                 )
             )
         if settings.runtimes_namespace is not None:
@@ -137,6 +143,8 @@ class Loop:
             wait = self._machines_once()
             for passes in self._cluster:
                 wait = min(wait, self._given_up_alone(passes.run))
+                if passes.next_in_seconds is not None:
+                    wait = min(wait, passes.next_in_seconds)
             if count % _PRUNE_EVERY_PASSES == 0:
                 self._given_up_alone(self._prune)
             count += 1

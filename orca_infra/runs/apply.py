@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from orca_infra.kube.client import Kube
 from orca_infra.kube.kinds import JOB, POD, SECRET, SERVICE, Ref
 from orca_infra.log import Log
 from orca_infra.runs.logs import DriverLogs
-from orca_infra.runs.model import EndReason, Finish, QueuedRun, RunPlan, RunSpec, SeenObject, Sweep
+from orca_infra.runs.model import EndReason, Finish, PodPlacement, QueuedRun, RunPlan, RunSpec, SeenObject, Sweep
 from orca_infra.runs.observe import SQL
 from orca_infra.runs.render import RunSettings, render
 from orca_infra.stack.cohorts import Cohorts
@@ -31,6 +31,7 @@ class RunHands:
     kube: Kube
     cohorts: Cohorts
     settings: RunSettings
+    placements: Callable[[], Mapping[str, PodPlacement]]
     stack_id: str
     logs: DriverLogs
     verify: Callable[[], None]
@@ -87,6 +88,7 @@ def _admit(runs: tuple[QueuedRun, ...], hands: RunHands) -> int:
     if not runs:
         return 0
     admitted = 0
+    placements = hands.placements()
     with hands.database.transaction() as transaction:
         for run in runs:
             if not transaction.value(SQL["admit"], {"run": run.run, "start": run.start}):
@@ -110,7 +112,9 @@ def _admit(runs: tuple[QueuedRun, ...], hands: RunHands) -> int:
                     "fill": run.fill,
                 },
             )
-            for position, manifest in enumerate(render(spec, hands.settings, hands.stack_id)):
+            for position, manifest in enumerate(
+                render(spec, hands.settings, hands.stack_id, placements.get(spec.pipeline))
+            ):
                 transaction.run(
                     SQL["record_object"],
                     {

@@ -38,6 +38,24 @@ class RunSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PodPlacement:
+    """What a pipeline's own table in `orca.toml` says of its runs' Pods.
+
+    Attributes:
+        image_pull_secrets: names of Secrets in the runs' namespace.
+        tolerations: as Kubernetes has them.
+        non_root: the containers must not run as root; images that do are refused by the kubelet.
+
+    """
+
+    image_pull_secrets: tuple[str, ...] = ()
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    priority_class: str | None = None
+    non_root: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     """CPU requests as Kubernetes quantities with their thousandths, and the memory request of each Pod."""
 

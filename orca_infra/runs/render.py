@@ -16,7 +16,7 @@ from orca_infra.kube.labels import (
     object_annotations,
 )
 from orca_infra.names import label_value
-from orca_infra.runs.model import Manifest, Role, RunSpec, Sizes
+from orca_infra.runs.model import Manifest, PodPlacement, Role, RunSpec, Sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +46,12 @@ def cluster_name(run: int, start: int) -> str:
     return f"orca-{run}-{start}"
 
 
-def render(spec: RunSpec, settings: RunSettings, stack_id: str) -> tuple[Manifest, ...]:
+def render(
+    spec: RunSpec, settings: RunSettings, stack_id: str, placement: PodPlacement | None = None
+) -> tuple[Manifest, ...]:
     """The Job first; with tasks also the head's Service, the head and the workers, owned by the Job."""
     name = cluster_name(spec.run, spec.start)
-    renderer = _Renderer(spec, settings, stack_id, name)
+    renderer = _Renderer(spec, settings, stack_id, name, placement or PodPlacement())
     objects = [renderer.job()]
     if spec.workers:
         objects += [renderer.service(), renderer.head()]
@@ -63,6 +65,7 @@ class _Renderer:
     settings: RunSettings
     stack_id: str
     name: str
+    placement: PodPlacement
 
     def job(self) -> Manifest:
         command = [self.settings.binary, "resume", str(self.spec.run)]
@@ -119,10 +122,14 @@ class _Renderer:
         sizes = self.settings.sizes
         cpu = {Role.DRIVER: sizes.driver_cpu, Role.HEAD: sizes.head_cpu, Role.WORKER: sizes.worker_cpu}[role]
         shared = [{"name": name, "value": value} for name, value in sorted(self.settings.environment.items())]
+        security: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
+        if self.placement.non_root:
+            security["runAsNonRoot"] = True
         return {
             "restartPolicy": "Never",
             "automountServiceAccountToken": False,
-            "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+            "securityContext": security,
+            **self._where(),
             "containers": [
                 {
                     "name": role.value,
@@ -134,6 +141,17 @@ class _Renderer:
                 }
             ],
         }
+
+    def _where(self) -> dict[str, Any]:
+        """Where the Pods go and what they are pulled with, as far as the pipeline's table says anything."""
+        placement = self.placement
+        said = {
+            "imagePullSecrets": [{"name": name} for name in placement.image_pull_secrets],
+            "nodeSelector": dict(placement.node_selector),
+            "tolerations": [dict(toleration) for toleration in placement.tolerations],
+            "priorityClassName": placement.priority_class,
+        }
+        return {key: value for key, value in said.items() if value}
 
     def _head_variable(self) -> list[Mapping[str, Any]]:
         if not self.spec.workers:

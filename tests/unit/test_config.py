@@ -12,6 +12,7 @@ from orca_infra.errors import ConfigError
 from orca_infra.machines.model import MachineType, Pool
 from orca_infra.machines.providers.local_config import LocalCloud
 from orca_infra.names import machine_name
+from orca_infra.runs.model import PodPlacement
 from orca_infra.toml_lines import KeyPath, key_lines
 
 WHOLE = """\
@@ -490,3 +491,42 @@ def test_any_text_is_read_or_refused_with_a_sentence_and_its_outline_found(text:
         parse_config(text, "orca.toml")
     except ConfigError as error:
         assert all(line.startswith("orca.toml:") for line in str(error).split("\n"))
+
+
+def test_a_pipeline_says_where_its_pods_go() -> None:
+    text = """
+    [pools]
+    [pipelines.reports]
+    image_pull_secrets = ["registry"]
+    node_selector = { disk = "ssd" }
+    priority_class = "low"
+    non_root = true
+    [[pipelines.reports.tolerations]]
+    key = "gpu"
+    operator = "Exists"
+    effect = "NoSchedule"
+    """
+    assert parse_config(text, "orca.toml").pipelines == {
+        "reports": PodPlacement(
+            image_pull_secrets=("registry",),
+            node_selector={"disk": "ssd"},
+            tolerations=({"key": "gpu", "operator": "Exists", "effect": "NoSchedule"},),
+            priority_class="low",
+            non_root=True,
+        )
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('node_selectors = { a = "b" }', "[pipelines.p.node_selectors]: unknown table; did you mean node_selector?"),
+        ("non_root = 1", "[pipelines.p] non_root: must be true or false"),
+        ('tolerations = [{ effect = "Never" }]', "[[pipelines.p.tolerations]] #1 effect: must be 'NoSchedule', 'PreferNoSchedule' or 'NoExecute'"),
+    ],
+)
+def test_a_pipelines_table_that_is_wrong_is_said_where(line: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(f"[pools]\n[pipelines.p]\n{line}\n", "orca.toml")
+    assert said in str(caught.value)
+    assert str(caught.value).startswith("orca.toml:3:")

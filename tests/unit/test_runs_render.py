@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orca_infra.kube.labels import JOB_UID_PLACEHOLDER, ROLE_LABEL, STACK_LABEL
-from orca_infra.runs.model import RunSpec, Sizes
+from orca_infra.runs.model import PodPlacement, RunSpec, Sizes
 from orca_infra.runs.render import RunSettings, cluster_name, render
 from orca_infra.stack.cohorts import fill
 
@@ -123,3 +123,21 @@ def test_names_and_labels_are_valid_for_every_pipeline(pipeline: str) -> None:
 
 def test_names_are_valid_for_the_largest_run() -> None:
     assert len(cluster_name(2**63 - 1, 2**31 - 1) + "-worker-9999") <= 63
+
+
+def test_a_pipelines_own_table_says_where_its_pods_go_and_nothing_else_does() -> None:
+    plain = json.dumps(objects())
+    for key in ("imagePullSecrets", "nodeSelector", "tolerations", "priorityClassName", "runAsNonRoot"):
+        assert key not in plain
+    placement = PodPlacement(
+        image_pull_secrets=("registry",), node_selector={"disk": "ssd"}, tolerations=({"key": "gpu"},),
+        priority_class="low", non_root=True,
+    )  # fmt: skip
+    spec = RunSpec(run=7, start=1, pipeline="p", image="i", workers=1)
+    job, _, head, worker = render(spec, SETTINGS, "stackid", placement)
+    for pod in (job["spec"]["template"]["spec"], head["spec"], worker["spec"]):
+        assert pod["imagePullSecrets"] == [{"name": "registry"}]
+        assert pod["nodeSelector"] == {"disk": "ssd"}
+        assert pod["tolerations"] == [{"key": "gpu"}]
+        assert pod["priorityClassName"] == "low"
+        assert pod["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}, "runAsNonRoot": True}
