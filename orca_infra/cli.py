@@ -14,6 +14,7 @@ import typer
 
 from orca_infra import __version__
 from orca_infra.cli_cluster import runtimes_app
+from orca_infra.cli_machines import register as register_machines
 from orca_infra.cli_runs import runs_app
 from orca_infra.errors import NotLeader, OrcaError, UserError
 
@@ -40,6 +41,7 @@ app.add_typer(db_app, name="db")
 app.add_typer(strays_app, name="strays")
 app.add_typer(runs_app, name="runs")
 app.add_typer(runtimes_app, name="runtimes")
+register_machines(app)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables for people.")]
 
@@ -183,7 +185,7 @@ def plan(as_json: Json = False) -> None:
 
     surroundings = open_for_command()
     config = LiveConfig(surroundings.settings.config_path).config
-    snapshot = look(surroundings, make_providers(surroundings), pools=config.pools)
+    snapshot = look(surroundings, make_providers(surroundings, config), pools=config.pools)
     decided = decide(snapshot, config.pools, surroundings.settings.limits(config))
     if as_json:
         print_json(plan_for_programs(decided))

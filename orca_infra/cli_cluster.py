@@ -91,11 +91,11 @@ def runtimes_list(
         rows_for_people(
             ("runtime", "user", "environment", "pod", "state", "expires", "credits", "why"),
             [
-                *(
-                    (r.id, r.user, r.environment, r.pod, r.state, r.expires_at or "never", f"{r.credits:.4f}")
-                    + (r.ending_detail or r.refused or r.problem,)
-                    for r in runtimes
+                (
+                    *(r.id, r.user, r.environment, r.pod, r.state, r.expires_at or "never", f"{r.credits:.4f}"),
+                    r.ending_detail or r.refused or r.problem,
                 )
+                for r in runtimes
             ],
             "no runtimes live",
         )

@@ -57,6 +57,15 @@ class Settings:
     runner: str | None
     runs_namespace: str
     runtimes_namespace: str | None
+    runtimes_start_seconds: float
+    runtimes_pull_seconds: float
+    runtimes_backoff_seconds: float
+    runtimes_backoff_most_seconds: float
+    runtimes_abandoned_seconds: float
+    runtimes_births_max: int
+    runtimes_tokens: Path | None
+    runtimes_audience: str | None
+    runtimes_launchers: tuple[str, ...]
     kubeconfig: Path | None
     run_binary: str
     run_secret: str
@@ -172,6 +181,10 @@ def _read_names(text: str) -> tuple[str, ...]:
         if name in _OURS:
             raise ValueError(f"must not have {name}, which every driver gets from this program")
     return names
+
+
+def _read_users(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _read_port(text: str) -> int:
@@ -423,6 +436,78 @@ SETTINGS: tuple[Setting, ...] = (
         why="Without it no cluster is contacted for runtimes.",
         unset="No runtime pools.",
         read=_read_label,
+    ),
+    _seconds(
+        "ORCA_RUNTIMES_START_SECONDS",
+        "runtimes_start_seconds",
+        "600",
+        meaning="A runtime's Pod that is not Ready, or is refused, for this long is given up. Unschedulable ones are held.",
+        why="Longer than a node takes to come and a large image to be pulled.",
+    ),
+    _seconds(
+        "ORCA_RUNTIMES_PULL_SECONDS",
+        "runtimes_pull_seconds",
+        "60",
+        meaning="How long a waiting Pod's image or configuration may be in trouble before the Pod is replaced.",
+        why="The kubelet tries a few times within a minute by itself.",
+    ),
+    _seconds(
+        "ORCA_RUNTIMES_BACKOFF_SECONDS",
+        "runtimes_backoff_seconds",
+        "10",
+        meaning="How long after one Pod of a pool that cannot become Ready was replaced the next is; doubled each time.",
+        why="One bad image must not keep the cluster busy.",
+    ),
+    _seconds(
+        "ORCA_RUNTIMES_BACKOFF_MOST_SECONDS",
+        "runtimes_backoff_most_seconds",
+        "300",
+        meaning="What the doubling of ORCA_RUNTIMES_BACKOFF_SECONDS ends at.",
+        why="An image that was mended is noticed within minutes; an edit of the pool is in any case.",
+    ),
+    _seconds(
+        "ORCA_RUNTIMES_ABANDONED_SECONDS",
+        "runtimes_abandoned_seconds",
+        "300",
+        meaning="A launch whose process died in the middle is ended after this, unless its key is used again before.",
+        why="Longer than a client goes on trying.",
+    ),
+    _count(
+        "ORCA_RUNTIMES_BIRTHS_MAX",
+        "runtimes_births_max",
+        "100",
+        meaning="How many Pods are born in one pass, of all pools together.",
+        why="It is as many as one operation of the engine makes; the next pass follows at once.",
+    ),
+    Setting(
+        name="ORCA_RUNTIMES_TOKENS",
+        field="runtimes_tokens",
+        meaning="A file with a line TOKEN,USER for each token that `orca-infra runtimes serve` takes.",
+        unit="path",
+        default=None,
+        why="It is for a trial; a cluster knows its users itself.",
+        unset="Tokens are the cluster's own, and it is asked whose they are (TokenReview).",
+        read=_read_path,
+    ),
+    Setting(
+        name="ORCA_RUNTIMES_AUDIENCE",
+        field="runtimes_audience",
+        meaning="For whom a cluster's token has to be made to be taken by `orca-infra runtimes serve`.",
+        unit="name",
+        default=None,
+        why="Whoever has no audience of its own set up still has tokens for the API server.",
+        unset="For the API server.",
+        read=str,
+    ),
+    Setting(
+        name="ORCA_RUNTIMES_LAUNCHERS",
+        field="runtimes_launchers",
+        meaning="Users whose tokens may launch, see and stop runtimes of anybody.",
+        unit="names as the token has them, with commas between them",
+        default="",
+        why="A user's token is for that user's runtimes.",
+        unset="None.",
+        read=_read_users,
     ),
     Setting(
         name="KUBECONFIG",

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
+from datetime import datetime
 from typing import Any
 
 from orca_infra.attention import SQL as ATTENTION
+from orca_infra.db.connection import Transaction
 from orca_infra.machines.model import MachineRow
 from orca_infra.machines.observe import SQL
 from orca_infra.surroundings import Surroundings
 
 _ENDED_SHOWN = 10
-
-
-def machine_state(row: MachineRow) -> str:
-    """One word for where a machine is in its life."""
-    if row.confirmed_at is None:
-        return "making"
-    if row.revoked_at is not None:
-        return "removing"
-    if row.first_seen_at is None:
-        return "booting"
-    return "busy" if row.running else "idle"
 
 
 def read_status(surroundings: Surroundings) -> dict[str, Any]:
@@ -30,14 +22,38 @@ def read_status(surroundings: Surroundings) -> dict[str, Any]:
     Raises Transient.
     """
     with surroundings.database.snapshot() as transaction:
-        rows = transaction.rows(MachineRow, SQL["live_machines"])
+        machines = _live(transaction)
         return {
             "stack": surroundings.settings.stack,
             "id": surroundings.stack_id,
             "now": transaction.value(SQL["now"]),
-            "pools": transaction.dicts(SQL["pools_for_people"]),
-            "machines": [{**asdict(row), "state": machine_state(row)} for row in rows],
+            "pools": [_for_people(pool, machines) for pool in transaction.dicts(SQL["pools_for_people"])],
+            "machines": machines,
             "ended": transaction.dicts(SQL["ended_machines"], {"limit": _ENDED_SHOWN}),
             "attention": transaction.dicts(ATTENTION["all"]),
             "runs": {row["state"]: row["count"] for row in transaction.dicts(SQL["runs_by_state"])},
         }
+
+
+def read_machines(
+    surroundings: Surroundings, *, ended_limit: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], datetime]:
+    """The machines with their state, the newest ones that ended, and the database's time. Raises Transient."""
+    with surroundings.database.snapshot() as transaction:
+        ended = transaction.dicts(SQL["ended_machines"], {"limit": ended_limit})
+        return _live(transaction), ended, transaction.value(SQL["now"])
+
+
+def _live(transaction: Transaction) -> list[dict[str, Any]]:
+    return [{**asdict(row), "state": row.state} for row in transaction.rows(MachineRow, SQL["live_machines"])]
+
+
+def _for_people(pool: dict[str, Any], machines: list[dict[str, Any]]) -> dict[str, Any]:
+    """A pool's row with the machines as they are now, and one sentence that says all that a person asks."""
+    counts = Counter(machine["state"] for machine in machines if machine["pool"] == pool["pool"])
+    said = [pool["message"]]
+    if pool["paused"] and not pool["message"].startswith("paused"):
+        said.insert(0, "paused")  # since the last pass
+    if pool["skipped"] and pool["skipped"] not in pool["message"]:
+        said.append(pool["skipped"])
+    return {**pool, "machines": dict(counts), "message": "; ".join(sentence for sentence in said if sentence)}

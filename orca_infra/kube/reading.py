@@ -99,8 +99,10 @@ def read(transport: Transport, call: Call, path: str, params: Mapping[str, str] 
     raise AssertionError
 
 
-def read_list(transport: Transport, selection: Selection, *, page: int) -> Listing:
+def read_list(transport: Transport, selection: Selection, *, page: int, from_cache: bool = False) -> Listing:
     """All selected objects at one moment. What has expired on the way is begun anew, the last time in one piece.
+
+    `from_cache`: of whatever moment the API server's cache has come to; it is always one piece.
 
     Raises:
         OrcaError: by its meaning; never is a part taken for the whole.
@@ -109,7 +111,7 @@ def read_list(transport: Transport, selection: Selection, *, page: int) -> Listi
     call = Call(verb="list", kind=selection.kind, namespace=selection.namespace)
     for left in reversed(range(_STARTS)):
         try:
-            return _pages(transport, call, selection, page if left else 0)
+            return _pages(transport, call, selection, page if left else 0, {"resourceVersion": "0"} if from_cache else {})
         except Expired:
             if not left:
                 raise
@@ -128,13 +130,13 @@ def checked(call: Call, answer: Object) -> Object:
     return answer
 
 
-def _pages(transport: Transport, call: Call, selection: Selection, limit: int) -> Listing:
+def _pages(transport: Transport, call: Call, selection: Selection, limit: int, moment: Mapping[str, str]) -> Listing:
     kind, items, version, token = selection.kind, list[Object](), "", ""
     for _ in range(_PAGES_MOST):
         params = {
             **selection.params,
-            **({"limit": str(limit)} if limit else {}),
-            **({"continue": token} if token else {}),
+            **({"limit": str(limit)} if limit and not moment else {}),
+            **({"continue": token} if token else moment),
         }
         answer = read(transport, call, selection.path, params)
         items += _items(call, answer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from time import monotonic
 
 from orca_infra.errors import SetupError
 from orca_infra.kube.claim import check_namespace, claim_cluster
@@ -15,14 +16,14 @@ from orca_infra.quantity import cpu_millis
 from orca_infra.runs import apply as hands_of_runs
 from orca_infra.runs.decide import decide
 from orca_infra.runs.logs import DriverLogs
-from orca_infra.runs.model import RunLimits, RunPlan, Sizes
+from orca_infra.runs.model import PodPlacement, RunLimits, RunPlan, Sizes
 from orca_infra.runs.observe import SQL, observe
 from orca_infra.runs.render import RunSettings
 from orca_infra.runtimes import apply as hands_of_runtimes
 from orca_infra.runtimes.decide import decide as decide_runtimes
 from orca_infra.runtimes.model import RuntimeLimits
 from orca_infra.runtimes.observe import observe as observe_runtimes
-from orca_infra.runtimes.rows import note_pod
+from orca_infra.runtimes.rows import PodNotes
 from orca_infra.runtimes.rows import prune as prune_runtimes
 from orca_infra.settings import Settings
 from orca_infra.stack.cohorts import Cohorts
@@ -33,6 +34,9 @@ from orca_infra.surroundings import Surroundings
 class RunPasses:
     """The run clusters of one family."""
 
+    #: When the next pass has to be made at the latest, as of the last; None: a whole period later.
+    next_in_seconds: float | None = None
+
     def __init__(
         self,
         surroundings: Surroundings,
@@ -42,6 +46,7 @@ class RunPasses:
         environ: Mapping[str, str],
         verify: Callable[[], None],
         log: Log,
+        placements: Callable[[], Mapping[str, PodPlacement]] = dict,
     ) -> None:
         """Raises SetupError when the cluster or the namespace belongs to another stack."""
         settings = surroundings.settings
@@ -58,6 +63,7 @@ class RunPasses:
                 "runs", settings.stack, surroundings.stack_id, database=surroundings.database, engine=recorded, log=log
             ),
             settings=run_settings(settings, environ),
+            placements=placements,
             stack_id=surroundings.stack_id,
             logs=DriverLogs(kube, surroundings.logs_folder, log),
             verify=verify,
@@ -119,8 +125,15 @@ class RuntimePasses:
         self._limits = RuntimeLimits(
             stray_grace_seconds=settings.stray_grace_seconds,
             stray_max=settings.stray_max,
-            start_seconds=settings.run_start_seconds,
+            start_seconds=settings.runtimes_start_seconds,
+            pull_seconds=settings.runtimes_pull_seconds,
+            backoff_seconds=settings.runtimes_backoff_seconds,
+            backoff_most_seconds=settings.runtimes_backoff_most_seconds,
+            abandoned_seconds=settings.runtimes_abandoned_seconds,
+            births_max=settings.runtimes_births_max,
         )
+        #: When the next pass has to be made at the latest, as of the last; None: a whole period later.
+        self.next_in_seconds: float | None = None
         self._hands = hands_of_runtimes.RuntimeHands(
             database=surroundings.database,
             kube=kube,
@@ -139,6 +152,7 @@ class RuntimePasses:
 
     def run(self) -> int:
         """Make one pass; gives how many actions changed something. Raises as RunPasses.run does."""
+        self.next_in_seconds = None
         self._hands.verify()
         claim_cluster(self._kube, self._surroundings.database)
         check_namespace(self._kube, self._namespace, self._surroundings.stack_id, self._surroundings.settings.stack)
@@ -146,8 +160,13 @@ class RuntimePasses:
         snapshot = observe_runtimes(
             self._surroundings.database, self._kube, stack_id=self._surroundings.stack_id, namespace=self._namespace
         )
+        read_at = monotonic()
         plan = decide_runtimes(snapshot, self._limits)
-        return hands_of_runtimes.apply(plan, self._hands, highest_number=snapshot.highest_number)
+        try:
+            return hands_of_runtimes.apply(plan, self._hands, highest_number=snapshot.highest_number)
+        finally:
+            if plan.next_due_at is not None:
+                self.next_in_seconds = (plan.next_due_at - snapshot.now).total_seconds() - (monotonic() - read_at)
 
     def watches(self, wake: Callable[[], None]) -> list[Watch]:
         """What hastens the next pass. A Pod that is seen Ready is noted at once: it can be taken while an `up` still runs."""
@@ -158,7 +177,7 @@ class RuntimePasses:
             return Watch(self._kube, kind, namespace=self._namespace, labels=labels, wake=wake, log=log, note=note)
 
         return [
-            watch(POD, labels, lambda item: note_pod(self._surroundings.database, item)),
+            watch(POD, labels, PodNotes(self._surroundings.database).note),
             watch(RUNTIME_POOL, {}),
             watch(RUNTIME_ENVIRONMENT, {}),
         ]

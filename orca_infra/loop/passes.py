@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,12 +18,16 @@ from orca_infra.machines.model import Plan, Pool, Snapshot
 from orca_infra.machines.observe import SQL, observe
 from orca_infra.machines.providers.local import LocalProvider
 from orca_infra.machines.providers.port import MachineProvider
+from orca_infra.machines.registry import ImageArchitectures, unknown_architectures
 from orca_infra.stack.engine import Engine
 from orca_infra.stack.operations import RecordedEngine
 from orca_infra.surroundings import Surroundings
 
-#: A gap this many heartbeats long between two passes that could read: who was silent in it may just not have been heard.
-_DEAF_HEARTBEATS = 6
+#: So many heartbeats less than the lost time is how long nobody may have read before silence counts anew: a shorter gap,
+#: with the heartbeats missed around it, makes nobody look lost.
+_MARGIN_HEARTBEATS = 2
+
+ProvidersOf = Callable[[Config], Mapping[str, MachineProvider]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +49,25 @@ class PassResult:
 class MachinePasses:
     """The pool autoscaler. One thread makes passes; it remembers nothing between them."""
 
-    def __init__(self, surroundings: Surroundings, engine: Engine, verify: Callable[[], None], log: Log) -> None:
+    def __init__(
+        self,
+        surroundings: Surroundings,
+        engine: Engine,
+        verify: Callable[[], None],
+        log: Log,
+        *,
+        providers: ProvidersOf | None = None,
+        images: ImageArchitectures = unknown_architectures,
+        seconds: Callable[[], float] = monotonic,
+    ) -> None:
+        """What a simulation replaces: the machine providers for a configuration that was just read, and what seconds pass."""
         self._surroundings = surroundings
         self._verify = verify
         self._log = log
+        self._providers = providers or (lambda config: configure_providers(config, surroundings))
+        self._images = images
+        self._seconds = seconds
+        self._stopping = threading.Event()
         self.recorded = RecordedEngine(
             engine,
             surroundings.database,
@@ -61,19 +81,30 @@ class MachinePasses:
 
         Raises Transient when the database cannot be read (nothing was decided then), and NotLeader.
         """
-        providers = configure_providers(config, self._surroundings)
+        providers = self._providers(config)
         hands = self._hands(config, providers)
         self._verify()
         held = hands_of_machines.settle(hands)
-        snapshot = look(self._surroundings, providers, hearing_since=self._hear(), held=held, pools=config.pools)
-        read_at = monotonic()
+        snapshot = look(
+            self._surroundings,
+            providers,
+            hearing_since=self._hear(),
+            held=held,
+            pools=config.pools,
+            images=self._images,
+        )
+        read_at = self._seconds()
         plan = decide(snapshot, config.pools, self._surroundings.settings.limits(config))
         self._say_what_is_held(plan)
         changed = hands_of_machines.apply(plan, snapshot, hands)
         next_in = None
         if plan.next_due_at is not None:
-            next_in = (plan.next_due_at - snapshot.now).total_seconds() - (monotonic() - read_at)
+            next_in = (plan.next_due_at - snapshot.now).total_seconds() - (self._seconds() - read_at)
         return PassResult(snapshot=snapshot, plan=plan, changed=changed, next_in_seconds=next_in)
+
+    def stop(self) -> None:
+        """Begin no further action; a pass that is under way ends after the one that it is at."""
+        self._stopping.set()
 
     def _say_what_is_held(self, plan: Plan) -> None:
         names = sorted([*(stray.name for stray in plan.strays_held), *plan.owned_held])
@@ -96,7 +127,9 @@ class MachinePasses:
     def _hear(self) -> datetime:
         """Since when workers could be heard without a gap; kept in the database, so that a new leader knows it too."""
         settings = self._surroundings.settings
-        gap_seconds = max(_DEAF_HEARTBEATS * settings.heartbeat_seconds, 2 * settings.scale_seconds)
+        longest = settings.lost_seconds - _MARGIN_HEARTBEATS * settings.heartbeat_seconds
+        # Passes have to come more often than that, or silence would never count.
+        gap_seconds = max(longest, 1.5 * settings.scale_seconds)
         with self._surroundings.database.transaction() as transaction:
             since: datetime = transaction.value(SQL["hear"], {"gap_seconds": gap_seconds})
         return since
@@ -113,12 +146,13 @@ class MachinePasses:
             logs=self._surroundings.logs_folder,
             verify=self._verify,
             log=self._log,
+            stopping=self._stopping.is_set,
         )
 
 
-def make_providers(surroundings: Surroundings) -> dict[str, MachineProvider]:
+def make_providers(surroundings: Surroundings, config: Config | None = None) -> dict[str, MachineProvider]:
     """The providers by name. `local` is always there, since a pool that is gone from the file may still have machines."""
-    return {"local": LocalProvider(surroundings.cloud_folder)}
+    return {"local": LocalProvider(surroundings.cloud_folder, config.local if config else None)}
 
 
 def configure_providers(config: Config, surroundings: Surroundings) -> dict[str, MachineProvider]:
@@ -128,7 +162,7 @@ def configure_providers(config: Config, surroundings: Surroundings) -> dict[str,
         "ORCA_HEARTBEAT_SECONDS": f"{surroundings.settings.heartbeat_seconds:g}",
     }
     LocalProvider(surroundings.cloud_folder).configure(config.local, environment)
-    return make_providers(surroundings)
+    return make_providers(surroundings, config)
 
 
 def look(
@@ -138,6 +172,7 @@ def look(
     hearing_since: datetime | None = None,
     held: Mapping[str, str] | None = None,
     pools: Sequence[Pool] = (),
+    images: ImageArchitectures = unknown_architectures,
 ) -> Snapshot:
     """What a pass would see now. Raises Transient."""
     return observe(
@@ -148,7 +183,9 @@ def look(
         grow_after_seconds=surroundings.settings.grow_after_seconds,
         hearing_since=hearing_since,
         held=held or {},
-        wanted={pool.provider for pool in pools},
+        stray_grace_seconds=surroundings.settings.stray_grace_seconds,
+        pools=pools,
+        images=images,
     )
 
 

@@ -28,7 +28,7 @@ class Watch:
         log: Log,
         note: Callable[[Object], object] | None = None,
     ) -> None:
-        """`note` is given each object as it is seen; `wake` is called after anything happened."""
+        """`note` is given each object as it is seen, and says whether it was news; `wake` is called after any news."""
         self._kube, self._kind, self._namespace, self._labels = kube, kind, namespace, labels
         self._wake, self._log, self._note = wake, log, note
         self._stop = threading.Event()
@@ -52,6 +52,7 @@ class Watch:
             match change:
                 case Relisted():
                     self._see(*change.items)
+                    self._wake()
                 case Seen():
                     self._see(change.object)
                 case Gone():
@@ -62,10 +63,13 @@ class Watch:
                     pass
 
     def _see(self, *objects: Object) -> None:
+        news = self._note is None
         if self._note is not None:
             for item in objects:
                 try:
-                    self._note(item)
+                    news = bool(self._note(item)) or news
                 except OrcaError as error:
+                    news = True
                     self._log.warning("what a watch showed was not noted", kind=self._kind.kind, why=str(error))
-        self._wake()
+        if news:
+            self._wake()

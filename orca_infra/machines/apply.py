@@ -7,8 +7,10 @@ stacks' states hold (`settle`) and decides anew.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,7 @@ class MachineHands:
     logs: Path
     verify: Callable[[], None]
     log: Log
+    stopping: Callable[[], bool] = lambda: False
 
 
 def settle(hands: MachineHands) -> dict[str, str]:
@@ -92,26 +95,47 @@ def settle(hands: MachineHands) -> dict[str, str]:
 def apply(plan: Plan, snapshot: Snapshot, hands: MachineHands) -> int:
     """Do what the plan says; gives how many actions changed something.
 
-    An action that fails is logged and left for a later pass. Raises NotLeader, and Transient when the database is away.
+    An action that fails is logged and left for a later pass; so is every one that is not begun when the loop is told to stop.
+    Raises NotLeader, and Transient when the database is away.
     """
-    done = 0
     hands.verify()
-    _write_reports(plan, hands)
-    for action in plan.actions:
-        if isinstance(action, EndInterrupted):
-            done += _end_interrupted(action, hands)
-    for action in plan.actions:
-        if isinstance(action, Make):
-            done += _make(action, snapshot, hands)
-    done += _remove_all([a for a in plan.actions if isinstance(a, Remove)], hands)
-    done += _destroy_owned([a for a in plan.actions if isinstance(a, DestroyOwned)], hands)
-    for action in plan.actions:
-        if isinstance(action, DeleteStray):
-            done += _delete_stray(action, hands)
+    _write_reports(plan, snapshot, hands)
+    done = 0
+    for step in _steps(plan, snapshot, hands):
+        if hands.stopping():
+            break
+        done += step()
     return done
 
 
-def _write_reports(plan: Plan, hands: MachineHands) -> None:
+def _steps(plan: Plan, snapshot: Snapshot, hands: MachineHands) -> Iterator[Callable[[], int]]:
+    """The plan in the order in which it is carried out: what ends, what is made, what is removed, what is nobody's."""
+    for action in plan.actions:
+        if isinstance(action, EndInterrupted):
+            yield partial(_end_interrupted, action, hands)
+    for action in plan.actions:
+        if isinstance(action, Make):
+            yield partial(_make, action, snapshot, hands)
+    by_pool: dict[str, list[Remove]] = {}
+    unwanted: dict[str, list[str]] = {}
+    for action in plan.actions:
+        if isinstance(action, Remove):
+            by_pool.setdefault(action.pool, []).append(action)
+        elif isinstance(action, DestroyOwned):
+            unwanted.setdefault(action.pool, []).append(action.name)
+    for removals in by_pool.values():
+        yield partial(_remove, removals, hands)
+    for pool, names in unwanted.items():
+        yield partial(_destroy_owned, pool, names, hands)
+    for action in plan.actions:
+        if isinstance(action, DeleteStray):
+            yield partial(_delete_stray, action, hands)
+
+
+def _write_reports(plan: Plan, snapshot: Snapshot, hands: MachineHands) -> None:
+    states: dict[str, Counter[str]] = {}
+    for row in snapshot.machines:
+        states.setdefault(row.pool, Counter())[row.state] += 1
     with hands.database.transaction() as transaction:
         for report in plan.reports:
             transaction.run(
@@ -122,6 +146,8 @@ def _write_reports(plan: Plan, hands: MachineHands) -> None:
                     "message": report.message,
                     "next_try_at": report.next_try_at,
                     "in_search": report.in_search,
+                    "skipped": report.skipped,
+                    "machines": json.dumps(states.get(report.pool, {})),
                 },
             )
 
@@ -142,7 +168,7 @@ def _make(action: Make, snapshot: Snapshot, hands: MachineHands) -> int:
     attempts: list[str] = []
     failure: OrcaError | None = None
     candidates = list(action.candidates)
-    while candidates and len(made) < action.count and failure is None:
+    while candidates and len(made) < action.count and failure is None and not hands.stopping():
         candidate = candidates[0]
         place = f"{candidate.type} in {candidate.location}"
         result = _make_one(pool, candidate, snapshot, hands)
@@ -193,14 +219,19 @@ def _make_one(pool: Pool, candidate: Candidate, snapshot: Snapshot, hands: Machi
         else:
             with hands.database.transaction() as transaction:
                 transaction.run(SQL["confirm_machine"], {"name": name, "uid": uid})
-                transaction.run(SQL["had"], {"pool": pool.name, "location": candidate.location, "type": candidate.type})
+                transaction.run(SQL["had"], {"pool": pool.name, **asdict(candidate)})
             hands.log.info(
                 "machine made", machine=name, pool=pool.name, type=candidate.type, location=candidate.location, uid=uid
             )
             return Made(name=name)
         hands.verify()
+        if isinstance(error, StackLocked):
+            # The engine began nothing, so the name was never heard of outside this database.
+            with hands.database.transaction() as transaction:
+                transaction.run(SQL["unrecord_machine"], {"name": name})
+            break
         _end_failed(pool, candidate, name, error, hands)
-        if isinstance(error, StackLocked) or not isinstance(error, Conflict):
+        if not isinstance(error, Conflict):
             break  # only a name that is taken is a reason for another
     return Made(error=error)
 
@@ -269,8 +300,7 @@ def _end_failed(pool: Pool, candidate: Candidate, name: str, error: OrcaError, h
                 SQL["refused"],
                 {
                     "pool": pool.name,
-                    "location": candidate.location,
-                    "type": candidate.type,
+                    **asdict(candidate),
                     "class": kind if kind in known else "Transient",
                     "message": str(error)[:2000],
                 },
@@ -280,9 +310,9 @@ def _end_failed(pool: Pool, candidate: Candidate, name: str, error: OrcaError, h
     )
 
 
-def _remove_all(removals: list[Remove], hands: MachineHands) -> int:
-    """Revoke each token in a transaction of its own, then delete a pool's machines in one operation, then end the rows."""
-    by_pool: dict[str, list[Remove]] = {}
+def _remove(removals: list[Remove], hands: MachineHands) -> int:
+    """Revoke each token of one pool in a transaction of its own, then delete its machines in one operation, then end the rows."""
+    group: list[Remove] = []
     for removal in removals:
         hands.verify()
         with hands.database.transaction() as transaction:
@@ -294,8 +324,8 @@ def _remove_all(removals: list[Remove], hands: MachineHands) -> int:
             continue
         if removal.reason is Reason.BOOT_TIMEOUT:
             _save_console(removal, hands)
-        by_pool.setdefault(removal.pool, []).append(removal)
-    return sum(_destroy(pool, group, hands) for pool, group in by_pool.items())
+        group.append(removal)
+    return _destroy(removals[0].pool, group, hands) if group else 0
 
 
 def _destroy(pool: str, removals: list[Remove], hands: MachineHands) -> int:
@@ -353,16 +383,11 @@ def _delete_lost_by_state(row: Mapping[str, Any], hands: MachineHands) -> bool:
     return True
 
 
-def _destroy_owned(actions: list[DestroyOwned], hands: MachineHands) -> int:
-    by_pool: dict[str, list[str]] = {}
-    for action in actions:
-        by_pool.setdefault(action.pool, []).append(action.name)
-    done = 0
-    for pool, names in by_pool.items():
-        hands.verify()
-        done += len(names) - len(_destroy_names(pool, names, hands))
-        hands.log.info("owned by no row", pool=pool, machines=names)
-    return done
+def _destroy_owned(pool: str, names: list[str], hands: MachineHands) -> int:
+    hands.verify()
+    left = _destroy_names(pool, names, hands)
+    hands.log.info("owned by no row", pool=pool, machines=names)
+    return len(names) - len(left)
 
 
 def _delete_stray(action: DeleteStray, hands: MachineHands) -> int:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from orca_infra.machines.model import (
+    EVERY_POOL,
     Action,
     Candidate,
     DeleteStray,
@@ -25,6 +26,7 @@ from orca_infra.machines.model import (
     PoolReport,
     Progress,
     Reason,
+    Refusal,
     Remove,
     Snapshot,
 )
@@ -47,9 +49,10 @@ class _View:
     rows: Mapping[str, tuple[MachineRow, ...]]
     room: Mapping[str, int]
     facts: Mapping[str, tuple[Reason, str]]
+    sold_out: frozenset[tuple[str, Candidate]]
 
     @classmethod
-    def of(cls, snapshot: Snapshot, limits: Limits) -> _View:
+    def of(cls, snapshot: Snapshot, by_pool: Mapping[str, Pool], limits: Limits) -> _View:
         rows: dict[str, list[MachineRow]] = {}
         for row in snapshot.machines:
             rows.setdefault(row.pool, []).append(row)
@@ -58,11 +61,18 @@ class _View:
             pool: sum(
                 max(0, row.slots - row.running)
                 for row in members
-                if row.revoked_at is None and row.name not in facts and _silence(row, snapshot) < limits.lost_seconds
+                if row.revoked_at is None
+                and row.drain_at is None
+                and row.name not in facts
+                and _silence(row, snapshot) < limits.lost_seconds
             )
             for pool, members in rows.items()
         }
-        return cls(snapshot, limits, {pool: tuple(members) for pool, members in rows.items()}, room, facts)
+        frozen_rows = {pool: tuple(members) for pool, members in rows.items()}
+        return cls(snapshot, limits, frozen_rows, room, facts, _sold_out(snapshot, by_pool, limits))
+
+    def is_paused(self, pool: str) -> bool:
+        return not self.snapshot.paused.isdisjoint((pool, EVERY_POOL))
 
     def left(self, pool: str, *, aged: bool) -> int:
         """The runs that wait after the pool's workers took what they have room for; `aged`: only those that are due."""
@@ -75,14 +85,22 @@ def decide(snapshot: Snapshot, pools: Sequence[Pool], limits: Limits) -> Plan:
 
     A pool whose provider could not be read, or that an engine operation holds, gets a report and nothing else.
     """
-    view = _View.of(snapshot, limits)
     by_pool = {pool.name: pool for pool in pools}
+    view = _View.of(snapshot, by_pool, limits)
     removals = _removals(view, by_pool)
     leaving = frozenset(action.name for action in removals)
     actions: list[Action] = [*removals]
-    strays, unwanted = _strays(snapshot, limits), _owned_by_no_row(snapshot, by_pool)
-    # So many at once mean that rows or ownership were lost, not that machines went astray.
-    too_many = len(strays) + len(unwanted) > limits.stray_max
+    unexplained, unwanted = _unexplained(snapshot), _owned_by_no_row(snapshot, by_pool)
+    strays = [
+        stray
+        for stray in unexplained
+        if _since(stray.machine.created_at, snapshot.now) > limits.stray_grace_seconds
+        and (stray.machine.name, stray.machine.uid) not in snapshot.ended_lately
+    ]
+    # So many at once mean that rows or ownership were lost, not that machines went astray. Young ones count: they must not
+    # slip through one by one as each comes of age.
+    ours = sum((stray.machine.name, stray.machine.uid) not in snapshot.ended_lately for stray in unexplained)
+    too_many = bool(strays or unwanted) and ours + len(unwanted) > limits.stray_max
     if not too_many:
         actions += [*unwanted, *strays]
 
@@ -132,6 +150,8 @@ def _judge(row: MachineRow, pool: Pool | None, view: _View) -> Remove | EndInter
         return _remove(row, reason, "its removal has begun and is not finished")
     if row.name in view.facts:
         return _remove(row, *view.facts[row.name])
+    if row.drain_now:
+        return _remove(row, Reason.DRAINED, "a person had it drained at once")
     silence = _silence(row, view.snapshot)
     # What runs something was seen once, even if its worker's row was deleted since.
     was_seen = row.first_seen_at is not None or row.running > 0
@@ -143,6 +163,10 @@ def _judge(row: MachineRow, pool: Pool | None, view: _View) -> Remove | EndInter
     if was_seen and silence >= limits.lost_seconds:
         return _remove(row, Reason.LOST, f"its worker has been silent for {silence:.0f} s")
     if row.running:
+        return None
+    if row.drain_at is not None:
+        return _remove(row, Reason.DRAINED, "a person had it drained, and it is idle", only_idle=True)
+    if view.is_paused(row.pool):
         return None
     if pool is None:
         return _remove(row, Reason.POOL_GONE, "its pool is gone from orca.toml", only_idle=True)
@@ -187,8 +211,8 @@ def _owned_by_no_row(snapshot: Snapshot, by_pool: Mapping[str, Pool]) -> list[De
     ]
 
 
-def _strays(snapshot: Snapshot, limits: Limits) -> list[DeleteStray]:
-    """Machines with this stack's identity that nobody owns or wants, and that are past the grace.
+def _unexplained(snapshot: Snapshot) -> list[DeleteStray]:
+    """Machines with this stack's identity that nobody owns or wants, however young.
 
     While a pool is held it is not known what its stack owns: only machines that are known to be of another pool are judged.
     """
@@ -201,7 +225,6 @@ def _strays(snapshot: Snapshot, limits: Limits) -> list[DeleteStray]:
         and machine.name not in known
         and provider not in snapshot.unreadable
         and (not snapshot.held or machine.labels.get(POOL_LABEL) in judged)
-        and _since(machine.created_at, snapshot.now) > limits.stray_grace_seconds
     ]
 
 
@@ -211,7 +234,8 @@ def _grow(pool: Pool, view: _View, spare: int | None, leaving: frozenset[str]) -
     rows = view.rows.get(pool.name, ())
     progress = view.snapshot.progress.get(pool.name, Progress())
     booting = sum(row.is_booting and row.name not in leaving for row in rows)
-    message = _why_not(pool, view, booting, spare)
+    steps, skipped = _usable(pool, view.snapshot)
+    message = _why_not(pool, view, booting, spare) or ("" if steps else skipped)
     next_try_at = None
     if not message and progress.tried_at is not None:
         next_try_at = progress.tried_at + timedelta(seconds=view.limits.try_seconds)
@@ -221,14 +245,21 @@ def _grow(pool: Pool, view: _View, spare: int | None, leaving: frozenset[str]) -
             next_try_at = None
     if message:
         report = PoolReport(
-            pool=pool.name, demand=demand, message=message, next_try_at=next_try_at, in_search=demand > 0
+            pool=pool.name,
+            demand=demand,
+            message=message,
+            next_try_at=next_try_at,
+            # A search that a person paused begins anew: what it waited for meanwhile it did not try.
+            in_search=demand > 0 and not view.is_paused(pool.name),
+            skipped=skipped,
         )
         return report, None
     # What boots already will take a run each.
     room = min(pool.max_booting - booting, pool.max_machines - len(rows), demand - booting)
     count = room if spare is None else min(room, spare)
-    make = _search(pool, progress, view.snapshot.now, count, f"{demand} run{'s wait' if demand > 1 else ' waits'}")
-    return PoolReport(pool=pool.name, demand=demand, message=make.why, in_search=True), make
+    why = f"{demand} run{'s wait' if demand > 1 else ' waits'}"
+    make = _search(pool, view, steps, count=count, why=why)
+    return PoolReport(pool=pool.name, demand=demand, message=why, in_search=True, skipped=skipped), make
 
 
 def _why_not(pool: Pool, view: _View, booting: int, spare: int | None) -> str:
@@ -239,6 +270,8 @@ def _why_not(pool: Pool, view: _View, booting: int, spare: int | None) -> str:
         return f"nothing is decided: {snapshot.unreadable[pool.provider]}"
     if pool.name in snapshot.held:
         return f"nothing is decided: {snapshot.held[pool.name]}"
+    if view.is_paused(pool.name):
+        return "paused by a person: nothing is made, and nothing removed for being idle, until `orca-infra resume`"
     if demand == 0:
         return "runs wait, none is due yet" if view.left(pool.name, aged=False) else "no demand"
     if booting >= min(pool.max_booting, demand):
@@ -260,29 +293,94 @@ def _offers(pool: Pool) -> tuple[str, ...]:
     return tuple(name if time == 1 else f"{name}#{time}" for name, time in zip(names, times, strict=True))
 
 
-def _search(pool: Pool, progress: Progress, now: datetime, count: int, why: str) -> Make:
-    """The candidates of one try: the type it is on in each of its locations, and the types after it whose turn has come."""
+def _usable(pool: Pool, snapshot: Snapshot) -> tuple[list[int], str]:
+    """The entries of `types` whose architecture the image has a variant for, and a sentence about the others.
+
+    What the provider or the registry does not say is no reason to leave a type out.
+    """
+    variants = snapshot.image_architectures.get(pool.image)
+    stated = snapshot.type_architectures.get(pool.provider, {})
+    if variants is None:
+        return list(range(len(pool.types))), ""
+    left_out = {kind.type: stated[kind.type] for kind in pool.types if stated.get(kind.type, "") not in {"", *variants}}
+    steps = [position for position, kind in enumerate(pool.types) if kind.type not in left_out]
+    if not left_out:
+        return steps, ""
+    types = ", ".join(f"{kind} ({architecture})" for kind, architecture in left_out.items())
+    has = f"is for {', '.join(sorted(variants))} only" if variants else "has no variant for a machine"
+    return steps, f"skipped: {types}: image {pool.image} {has}"
+
+
+def _sold_out(snapshot: Snapshot, by_pool: Mapping[str, Pool], limits: Limits) -> frozenset[tuple[str, Candidate]]:
+    """By provider, what another pool found out of capacity less than one try ago."""
+    return frozenset(
+        (by_pool[refusal.pool].provider, Candidate(type=refusal.type, location=refusal.location, spot=refusal.spot))
+        for refusal in snapshot.refusals
+        if refusal.kind == "NoCapacity"
+        and refusal.pool in by_pool
+        and _since(refusal.last_at, snapshot.now) < limits.try_seconds
+    )
+
+
+def _search(pool: Pool, view: _View, steps: Sequence[int], *, count: int, why: str) -> Make:
+    """The candidates of one try: the type it is on in each of its locations, and the types after it whose turn has come.
+
+    A location that was out of this type a moment ago is left out, unless the type is the last or nothing else would be left.
+    """
+    now = view.snapshot.now
     offers = _offers(pool)
-    position, since, last = 0, now, len(pool.types) - 1
-    if progress.trying_type in offers and progress.trying_since is not None:
-        position, since = offers.index(progress.trying_type), progress.trying_since
-        if position < last and _since(since, now) >= pool.types[position].wait_seconds:
-            position, since = position + 1, now
+    at, since = _step(pool, steps, view.snapshot.progress.get(pool.name, Progress()), now)
+    last = len(steps) - 1
     candidates: list[Candidate] = []
+    left_out: list[Candidate] = []
     while True:
-        kind = pool.types[position]
-        candidates += [Candidate(type=kind.type, location=location, spot=kind.spot) for location in kind.locations]
-        if position == last or _since(since, now) < kind.wait_seconds:
+        kind = pool.types[steps[at]]
+        for location in kind.locations:
+            candidate = Candidate(type=kind.type, location=location, spot=kind.spot)
+            is_sold_out = at < last and (pool.provider, candidate) in view.sold_out
+            (left_out if is_sold_out else candidates).append(candidate)
+        if at == last or _since(since, now) < kind.wait_seconds:
             break
-        position, since = position + 1, now
+        at, since = at + 1, now
+    if not candidates:
+        candidates, left_out = left_out, []
+    if left_out:
+        places = ", ".join(f"{candidate.type} in {candidate.location}" for candidate in left_out)
+        why += f"; left out, as another pool found no capacity there just now: {places}"
     return Make(
         pool=pool.name,
         count=count,
         candidates=tuple(candidates),
-        then_type=offers[position],
+        then_type=offers[steps[at]],
         then_since=since,
-        why=why,
+        why=why + _remembered(pool, view.snapshot),
     )
+
+
+def _step(pool: Pool, steps: Sequence[int], progress: Progress, now: datetime) -> tuple[int, datetime]:
+    """Where in `steps` the search is, and since when."""
+    offers = _offers(pool)
+    if progress.trying_type not in offers or progress.trying_since is None:
+        return 0, now
+    position = offers.index(progress.trying_type)
+    at = next((at for at, step in enumerate(steps) if step >= position), 0)
+    if steps[at] != position:
+        return at, now  # the type it was on is left out now
+    wait_is_over = _since(progress.trying_since, now) >= pool.types[position].wait_seconds
+    return (at + 1, now) if at < len(steps) - 1 and wait_is_over else (at, progress.trying_since)
+
+
+def _remembered(pool: Pool, snapshot: Snapshot) -> str:
+    """What could not be had lately, in words."""
+    said = [_refusal_words(refusal, snapshot.now) for refusal in snapshot.refusals if refusal.pool == pool.name]
+    return f"; refused so far: {', '.join(said)}" if said else ""
+
+
+def _refusal_words(refusal: Refusal, now: datetime) -> str:
+    times = "once" if refusal.times == 1 else f"{refusal.times} times"
+    spot = " (spot)" if refusal.spot else ""
+    ago = _since(refusal.last_at, now)
+    return f"{refusal.type}{spot} in {refusal.location} ({refusal.kind} {times}, {ago:.0f} s ago)"
 
 
 def _reports_of_gone_pools(view: _View, by_pool: Mapping[str, Pool]) -> list[PoolReport]:
@@ -290,6 +388,8 @@ def _reports_of_gone_pools(view: _View, by_pool: Mapping[str, Pool]) -> list[Poo
     for pool in sorted({*view.rows, *view.snapshot.progress} - {*by_pool}):
         left = len(view.rows.get(pool, ()))
         message = "gone from orca.toml" + (f"; machines still to remove: {left}" if left else "")
+        if left and view.is_paused(pool):
+            message += ", which wait until `orca-infra resume`"
         reports.append(PoolReport(pool=pool, demand=0, message=message))
     return reports
 

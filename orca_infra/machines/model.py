@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+#: What a pause of all pools is kept under; no pool has this name.
+EVERY_POOL = ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineType:
@@ -132,6 +135,21 @@ class MachineRow:
     slots: int = 0
     running: int = 0
     last_run_ended_at: datetime | None = None
+    drain_at: datetime | None = None
+    drain_now: bool = False
+
+    @property
+    def state(self) -> str:
+        """One word for where it is in its life: making, booting, idle, busy, draining or removing."""
+        if self.confirmed_at is None:
+            return "making"
+        if self.revoked_at is not None:
+            return "removing"
+        if self.drain_at is not None:
+            return "draining"
+        if self.first_seen_at is None:
+            return "booting"
+        return "busy" if self.running else "idle"
 
     @property
     def is_booting(self) -> bool:
@@ -167,6 +185,26 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """An offering that could not be had, remembered until it can be.
+
+    Attributes:
+        kind: what it was, by meaning: NoCapacity, QuotaExceeded, Refused, AuthFailed or Transient.
+        since, times: refusals of this kind in a row.
+
+    """
+
+    pool: str
+    type: str
+    location: str
+    spot: bool
+    kind: str
+    since: datetime
+    last_at: datetime
+    times: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """All that one pass knows; nothing is looked up later.
 
@@ -180,6 +218,11 @@ class Snapshot:
         owned: by pool, the machines in its stack's state.
         held: pools that nothing may be decided for in this pass, with the reason (an engine operation still runs).
         unreadable: providers that could not be read, with the reason.
+        paused: pools that a person paused; EVERY_POOL among them means all.
+        refusals: what could not be had.
+        ended_lately: name and uid of machines whose removal ended within the grace; a list may still show them.
+        type_architectures: by provider, the types of which it states an architecture.
+        image_architectures: the variants that worker images have; one that is missing is not known.
 
     """
 
@@ -194,6 +237,11 @@ class Snapshot:
     owned: Mapping[str, frozenset[str]] = field(default_factory=dict)
     held: Mapping[str, str] = field(default_factory=dict)
     unreadable: Mapping[str, str] = field(default_factory=dict)
+    paused: frozenset[str] = frozenset()
+    refusals: tuple[Refusal, ...] = ()
+    ended_lately: frozenset[tuple[str, str]] = frozenset()
+    type_architectures: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    image_architectures: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
 class Reason(StrEnum):
@@ -206,6 +254,7 @@ class Reason(StrEnum):
     STOPPED = "Stopped"
     PREEMPTED = "Preempted"
     VANISHED = "Vanished"
+    DRAINED = "Drained"
     INTERRUPTED = "Interrupted"
     NO_CAPACITY = "NoCapacity"
     FAILED = "Failed"
@@ -286,6 +335,7 @@ class PoolReport:
         demand: runs that wait for a machine, after free room.
         message: why something is made now, or why nothing is.
         in_search: False when the search for a machine starts again from the first type.
+        skipped: the types that are left out, with the reason.
 
     """
 
@@ -294,6 +344,7 @@ class PoolReport:
     message: str
     next_try_at: datetime | None = None
     in_search: bool = False
+    skipped: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

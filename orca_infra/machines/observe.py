@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from orca_infra.db.connection import Database, Transaction, load_queries
 from orca_infra.errors import OrcaError
-from orca_infra.machines.model import Demand, MachineRow, Progress, SeenMachine, Snapshot
+from orca_infra.machines.model import Demand, MachineRow, Pool, Progress, Refusal, SeenMachine, Snapshot
 from orca_infra.machines.providers.port import MachineProvider
+from orca_infra.machines.registry import ImageArchitectures, unknown_architectures
 from orca_infra.names import derived_stack
 
 SQL = load_queries("machines")
@@ -47,14 +48,17 @@ def observe(
     family: str,
     stack_id: str,
     grow_after_seconds: float,
+    stray_grace_seconds: float,
     hearing_since: datetime | None,
     held: Mapping[str, str],
-    wanted: Iterable[str] = (),
+    pools: Sequence[Pool] = (),
+    images: ImageArchitectures = unknown_architectures,
 ) -> Snapshot:
     """One consistent snapshot.
 
     The providers are listed first: what they show and no later row explains is really nobody's. A provider that cannot be
-    read is noted and never taken for empty; so is one that pools name (`wanted`) and that does not exist.
+    read is noted and never taken for empty; so is one that `pools` name and that does not exist. What a worker image has
+    variants for (`images`) is asked for pools with demand only.
 
     Raises Transient when the database cannot be read.
     """
@@ -71,9 +75,13 @@ def observe(
         demand = _demand(transaction, grow_after_seconds)
         progress = _progress(transaction)
         owned = _owned(transaction, family)
+        paused = frozenset(row["pool"] for row in transaction.dicts(SQL["paused"]))
+        refusals = tuple(transaction.rows(Refusal, SQL["refusals"]))
+        ended = transaction.dicts(SQL["ended_lately"], {"seconds": stray_grace_seconds})
         hearing_since = hearing_since or transaction.value(SQL["hearing_since"])
-    for name in {row.provider for row in machines}.union(wanted) - providers.keys():
+    for name in {row.provider for row in machines}.union(pool.provider for pool in pools) - providers.keys():
         unreadable[name] = f"provider {name} does not exist in this version"
+    asking = [pool for pool in pools if demand.get(pool.name) and pool.provider in providers]
     gone, asked = _ask_by_name(machines, seen, providers, unreadable)
     return Snapshot(
         now=now,
@@ -90,7 +98,25 @@ def observe(
         },
         held=held,
         unreadable=unreadable,
+        paused=paused,
+        refusals=refusals,
+        ended_lately=frozenset((row["name"], row["uid"]) for row in ended),
+        type_architectures={name: providers[name].architectures() for name in {pool.provider for pool in asking}},
+        image_architectures=_image_architectures(asking, images),
     )
+
+
+def _image_architectures(pools: Sequence[Pool], images: ImageArchitectures) -> dict[str, frozenset[str]]:
+    """What is known of the pools' images; a registry that cannot be asked keeps no machine from being made."""
+    known: dict[str, frozenset[str]] = {}
+    for image in dict.fromkeys(pool.image for pool in pools):
+        try:
+            variants = images(image)
+        except OrcaError:
+            continue
+        if variants is not None:
+            known[image] = variants
+    return known
 
 
 def _demand(transaction: Transaction, grow_after_seconds: float) -> dict[str, Demand]:

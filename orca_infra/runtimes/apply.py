@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
 
 from orca_infra.db.connection import Database
 from orca_infra.errors import NotLeader, OrcaError
 from orca_infra.kube.client import Kube
-from orca_infra.kube.kinds import POD, RUNTIME_POOL, SECRET, Ref
+from orca_infra.kube.kinds import EVENT, POD, RUNTIME_POOL, SECRET, Ref
+from orca_infra.kube.labels import ROLE_LABEL, STACK_LABEL
 from orca_infra.log import Log
-from orca_infra.runtimes.model import Adoption, Birth, RuntimePlan, SeenObject, StatusChange, Sweep
+from orca_infra.runtimes.model import (
+    Adoption,
+    Birth,
+    PoolEvent,
+    PoolStatus,
+    RuntimePlan,
+    SeenObject,
+    StatusChange,
+    Sweep,
+)
 from orca_infra.runtimes.observe import SQL
-from orca_infra.runtimes.render import render_warm
+from orca_infra.runtimes.render import ROLE, render_warm
 from orca_infra.runtimes.rows import record_pod
 from orca_infra.stack.cohorts import Cohorts
 
@@ -59,6 +72,8 @@ def apply(plan: RuntimePlan, hands: RuntimeHands, *, highest_number: int = 0) ->
         done += _sweep(sweep, hands)
     for adoption in plan.adoptions:
         done += _adopt(adoption, hands)
+    for pod in plan.relabels:
+        done += _relabel(pod, hands)
     for name in plan.finishes:
         done += _finish(name, hands)
     for stray in plan.strays:
@@ -67,6 +82,8 @@ def apply(plan: RuntimePlan, hands: RuntimeHands, *, highest_number: int = 0) ->
         hands.log.warning("strays held: too many at once, an operator has to look", object=stray.name, kind=stray.kind)
     for change in plan.statuses:
         done += _write_status(change, hands)
+    for event in plan.events:
+        _say(event, hands)
     if failure is not None:
         raise failure
     return done + hands.cohorts.drop_empty()
@@ -139,6 +156,18 @@ def _adopt(adoption: Adoption, hands: RuntimeHands) -> int:
     return 1
 
 
+def _relabel(pod: SeenObject, hands: RuntimeHands) -> int:
+    ref = Ref(kind=POD, namespace=pod.namespace, name=pod.name)
+    labels = {STACK_LABEL: hands.stack_id, ROLE_LABEL: ROLE}
+    try:
+        hands.kube.patch(ref, {"metadata": {"labels": labels}}, uid=pod.uid)
+    except OrcaError as error:
+        hands.log.warning("labels not put back yet", pod=pod.name, said=str(error))
+        return 0
+    hands.log.warning("labels that somebody took off were put back", pod=pod.name)
+    return 1
+
+
 def _finish(name: str, hands: RuntimeHands) -> int:
     """Nothing is left: the runtime ends with its credits, and the Pod's row, in one transaction."""
     hands.verify()
@@ -156,8 +185,57 @@ def _write_status(change: StatusChange, hands: RuntimeHands) -> int:
     pool = change.pool
     ref = Ref(kind=RUNTIME_POOL, namespace=pool.namespace, name=pool.name)
     try:
-        hands.kube.patch(ref, {"status": asdict(change.status)}, uid=pool.uid, subresource="status")
+        hands.kube.patch(ref, {"status": status_manifest(change.status)}, uid=pool.uid, subresource="status")
     except OrcaError as error:
         hands.log.warning("pool's status not written", pool=pool.name, said=str(error))
         return 0
     return 1
+
+
+def status_manifest(status: PoolStatus) -> dict[str, Any]:
+    """A pool's `.status` as the API server takes it."""
+    return {
+        "warm": status.warm,
+        "assigned": status.assigned,
+        "message": status.message,
+        "observedGeneration": status.generation,
+        "conditions": [
+            {
+                "type": one.type,
+                "status": one.status,
+                "reason": one.reason,
+                "message": one.message,
+                "lastTransitionTime": f"{one.since.astimezone(UTC):%FT%TZ}" if one.since else None,
+            }
+            for one in status.conditions
+        ],
+    }
+
+
+def _say(event: PoolEvent, hands: RuntimeHands) -> None:
+    """Write an event beside its pool; one that cannot be written is no reason to stop."""
+    pool, now = event.pool, f"{datetime.now(UTC):%FT%TZ}"
+    manifest = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{pool.name[:200]}.{secrets.token_hex(8)}", "namespace": pool.namespace},
+        "involvedObject": {
+            "apiVersion": RUNTIME_POOL.api_version,
+            "kind": RUNTIME_POOL.kind,
+            "namespace": pool.namespace,
+            "name": pool.name,
+            "uid": pool.uid,
+        },
+        "type": "Warning" if event.warning else "Normal",
+        "reason": event.reason,
+        "message": event.message,
+        "source": {"component": "orca-infra"},
+        "reportingComponent": "orca-infra",
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    }
+    try:
+        hands.kube.create(manifest, kind=EVENT)
+    except OrcaError as error:
+        hands.log.warning("event not written", pool=pool.name, reason=event.reason, said=str(error))

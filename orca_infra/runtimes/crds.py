@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from orca_infra.runtimes.core_types import AFFINITY, RESOURCES, TOLERATIONS, VARIABLES, structure
+
 GROUP = "datalayer.io"
 _MOST_PODS = 10_000
 _MOST_CULL_SECONDS = 100 * 365 * 86400
@@ -16,8 +18,6 @@ _KEPT = {"x-kubernetes-preserve-unknown-fields": True}
 _OPEN: dict[str, Any] = {"type": "object", **_KEPT}
 # A server-side apply that takes the last key out of a map leaves null there.
 _NULL = {"nullable": True}
-_QUANTITIES = {"type": "object", "nullable": True, "additionalProperties": {"x-kubernetes-int-or-string": True}}
-_RESOURCES = {**_OPEN, "properties": {"requests": _QUANTITIES, "limits": _QUANTITIES}}
 
 _POOL_SPEC = {
     **_OPEN,
@@ -37,7 +37,7 @@ _POOL_SPEC = {
             "description": "Credits a second that a runtime of this pool burns.",
         },
         "resources": {
-            **_RESOURCES,
+            **RESOURCES,
             **_NULL,
             "description": "The Pods' requests and limits; they override the environment's resourcesRanges.default.",
         },
@@ -54,14 +54,14 @@ _POOL_SPEC = {
                 }
             },
         },
-        "affinity": {**_OPEN, **_NULL, "description": "As in a Pod."},
+        "affinity": {**AFFINITY, "description": "As in a Pod."},
         "nodeSelector": {
             "type": "object",
             **_NULL,
             "additionalProperties": _TEXT,
             "description": "As in a Pod.",
         },
-        "tolerations": {"type": "array", **_NULL, "items": _OPEN, "description": "As in a Pod."},
+        "tolerations": {**TOLERATIONS, "description": "As in a Pod."},
     },
 }
 _POOL_STATUS = {
@@ -70,6 +70,24 @@ _POOL_STATUS = {
         "warm": {"type": "integer", "description": "Pods that a launch can take."},
         "assigned": {"type": "integer", "description": "Runtimes of this pool's Pods."},
         "message": {**_TEXT, "description": "Why fewer Pods than wanted are warm."},
+        "observedGeneration": {"type": "integer", "format": "int64"},
+        "conditions": {
+            "type": "array",
+            "description": "Ready: as many Pods as wanted are warm. Provisioned: the nodes can hold what all pools ask for.",
+            "items": structure(
+                {
+                    "type": _TEXT,
+                    "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
+                    "reason": _TEXT,
+                    "message": _TEXT,
+                    "lastTransitionTime": {"type": "string", "format": "date-time"},
+                },
+                "type",
+                "status",
+            ),
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["type"],
+        },
     },
 }
 _ENVIRONMENT_SPEC = {
@@ -80,10 +98,9 @@ _ENVIRONMENT_SPEC = {
         "title": _TEXT,
         "language": _TEXT,
         "description": _TEXT,
-        "resourcesRanges": {**_OPEN, "properties": {"default": _RESOURCES}},
+        "resourcesRanges": {**_OPEN, "properties": {"default": RESOURCES}},
         "env": {
-            "type": "array",
-            "items": {**_OPEN, "required": ["name"], "properties": {"name": _NAME, "value": _TEXT}},
+            **VARIABLES,
             "description": "Variables, as in a Pod. No secrets: those are given to a runtime when it is assigned.",
         },
         "snippets": _KEPT,

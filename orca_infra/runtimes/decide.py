@@ -8,8 +8,6 @@ from datetime import datetime, timedelta
 
 from orca_infra.runtimes.model import (
     FAILURES,
-    GOING_AWAY,
-    STARTING,
     Adoption,
     Birth,
     Ending,
@@ -27,13 +25,14 @@ from orca_infra.runtimes.model import (
     StatusChange,
     Sweep,
 )
+from orca_infra.runtimes.provisioning import provisioned
 from orca_infra.runtimes.resources import requests_of
+from orca_infra.runtimes.status import QUOTA_FULL, pool_events, pool_status, with_conditions
 
 _PULL_TROUBLE = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 )
 _CONFIG_TROUBLE = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
-_QUOTA_FULL = "exceeded quota"
 _MESSAGE_LIMIT = 500
 
 
@@ -83,7 +82,8 @@ def decide(snapshot: RuntimeSnapshot, limits: RuntimeLimits) -> RuntimePlan:
             if count > 0 and not missing and environment is not None:
                 births.append(Birth(pool=pool, environment=environment, count=count))
                 room -= count
-        status = _status(pool, mine, ending_names, missing)
+        capacity = provisioned(pool, snapshot.pools, snapshot.environments, snapshot.nodes)
+        status = with_conditions(pool, _status(pool, mine, ending_names, missing), capacity, now=snapshot.now)
         if status != pool.status:
             statuses.append(StatusChange(pool=pool, status=status))
     ending_names |= {ending.name for ending in endings}
@@ -101,12 +101,23 @@ def decide(snapshot: RuntimeSnapshot, limits: RuntimeLimits) -> RuntimePlan:
         adoptions=tuple(
             adoption for case in cases if case.row.name not in ending_names and (adoption := _adoption(case))
         ),
+        relabels=tuple(
+            case.pod for case in cases if case.pod is not None and not case.pod.labelled and not case.pod.deleting
+        ),
         finishes=tuple(case.row.name for case in cases if case.row.name in ending_names and _is_finished(case)),
         strays=() if too_many else strays,
         strays_held=strays if too_many else (),
         statuses=tuple(statuses),
+        events=pool_events(births, _of_pools(endings, cases, snapshot.pools), statuses),
         next_due_at=min(due, default=None),
     )
+
+
+def _of_pools(endings: Iterable[Ending], cases: Iterable[_Case], pools: Iterable[Pool]) -> list[tuple[Pool, Ending]]:
+    """The endings of Pods that waited, each with its pool; those of a pool that is gone have nobody to be told to."""
+    by_place = {(pool.namespace, pool.name): pool for pool in pools}
+    of_rows = {case.row.name: (case.row.namespace, case.row.pool or "") for case in cases if case.row.waiting}
+    return [(by_place[of_rows[ending.name]], ending) for ending in endings if of_rows.get(ending.name) in by_place]
 
 
 def _cases(snapshot: RuntimeSnapshot) -> list[_Case]:
@@ -188,7 +199,7 @@ def _trouble(case: _Case, now: datetime, limits: RuntimeLimits) -> tuple[EndReas
     """Why a waiting Pod can never become Ready; None when it is, may be soon, or replacing it would not help."""
     row, pod = case.row, case.pod
     if pod is None:
-        refused = row.refused and _QUOTA_FULL not in row.refused
+        refused = row.refused and QUOTA_FULL not in row.refused
         return (EndReason.REFUSED, row.refused) if refused else None
     if pod.is_over:
         return EndReason.FAILED, case.problem
@@ -250,30 +261,30 @@ def _is_finished(case: _Case) -> bool:
     return known_to_end and not case.objects and (case.row.uid is None or case.gone)
 
 
-def _why_none(pool: Pool, environment: Environment | None) -> str:
-    """Why nothing can be born for this pool, or empty."""
+def _why_none(pool: Pool, environment: Environment | None) -> tuple[str, str] | None:
+    """Why nothing can be born for this pool, as a reason and in words."""
     if environment is None:
-        return f"environment {pool.environment} is missing: no Pod is born"
+        return "EnvironmentMissing", f"environment {pool.environment} is missing: no Pod is born"
+    for variable in environment.env:
+        if (variable.get("valueFrom") or {}).get("secretKeyRef") is not None:  # its CRD was not applied by this program
+            words = f"environment {environment.name} takes {variable.get('name')} from a Secret: no Pod is born"
+            return "SecretInEnvironment", words
     try:
         requests_of(pool.resources or environment.resources)
     except ValueError as error:
-        return f"no Pod is born: in its resources, {error}"
-    return ""
+        return "BadResources", f"no Pod is born: in its resources, {error}"
+    return None
 
 
-def _status(pool: Pool, cases: Iterable[_Case], ending_names: set[str], missing: str) -> PoolStatus:
+def _status(pool: Pool, cases: Iterable[_Case], ending_names: set[str], missing: tuple[str, str] | None) -> PoolStatus:
     cases = [case for case in cases if case.row.name not in ending_names]
     waiting = [case for case in cases if case.row.waiting]
-    words: dict[str, int] = {}
-    for case in waiting:
-        if case.problem not in {"", STARTING, GOING_AWAY}:
-            words[case.problem] = words.get(case.problem, 0) + 1
-    said = [missing] if missing else []
-    said += [f"{count} of {pool.size} cannot become Ready: {problem}" for problem, count in sorted(words.items())]
-    return PoolStatus(
+    return pool_status(
+        pool,
         warm=sum(1 for case in waiting if case.warm),
-        assigned=sum(1 for case in cases if not case.row.waiting),
-        message="; ".join(said)[:_MESSAGE_LIMIT],
+        assigned=len(cases) - len(waiting),
+        problems=[case.problem for case in waiting],
+        missing=missing,
     )
 
 

@@ -7,34 +7,26 @@ or the loop ends as Abandoned.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from orca_infra.db.connection import Database
-from orca_infra.errors import AuthFailed, Conflict, OrcaError, QuotaExceeded, Refused, Transient
+from orca_infra.errors import AuthFailed, Conflict, QuotaExceeded, Refused, Transient
 from orca_infra.kube.client import Kube
-from orca_infra.kube.kinds import POD, RUNTIME_ENVIRONMENT, RUNTIME_POOL, SECRET, Ref
+from orca_infra.kube.kinds import RUNTIME_ENVIRONMENT, RUNTIME_POOL, SECRET, Ref
 from orca_infra.log import Log
 from orca_infra.runtimes.model import EndReason, Environment, Pool
-from orca_infra.runtimes.observe import SQL, read_environment, read_object, read_pool
-from orca_infra.runtimes.render import (
-    RUNTIME_ANNOTATION,
-    TOUCHED_ANNOTATION,
-    render_cold,
-    render_secret,
-)
+from orca_infra.runtimes.observe import SQL, read_environment, read_pool
+from orca_infra.runtimes.render import render_cold, render_secret
 from orca_infra.runtimes.resources import amounts_of, placement_of
 from orca_infra.runtimes.rows import record_pod
 from orca_infra.runtimes.secrets import gather_secrets
+from orca_infra.runtimes.touch import TOUCHES, PodLost, Touch, touch
 
-#: The kubelet that synced before it heard of the Secret is made to sync once more.
-TOUCH_AGAIN_SECONDS = 1.0
 #: Pods that may die one after the other in one launch's hands before it is given up.
 _TRIES = 10
 
@@ -120,10 +112,6 @@ class _Claim:
         )
 
 
-class _PodLost(Exception):
-    """The Pod that was claimed died, or is going away."""
-
-
 def launch(hands: LaunchHands, request: LaunchRequest) -> Launch:
     """Give the user a runtime: the smallest warm Pod that fits, else one of its own, which the loop makes.
 
@@ -134,6 +122,11 @@ def launch(hands: LaunchHands, request: LaunchRequest) -> Launch:
 
     """
     asked = _checked(request)
+    with TOUCHES.launching():
+        return _launch(hands, request, asked)
+
+
+def _launch(hands: LaunchHands, request: LaunchRequest, asked: Mapping[str, int]) -> Launch:
     if (known := _known(hands, request)) is not None and known.secret_made:
         return known.launch()
     data = gather_secrets(hands.kube, hands.namespace, request.user, request.secrets)
@@ -143,7 +136,7 @@ def launch(hands: LaunchHands, request: LaunchRequest) -> Launch:
             return claim.launch()
         try:
             _give(hands, claim, data, keep=request.idempotency_key is not None)
-        except _PodLost as lost:
+        except PodLost as lost:
             _write(hands, "discard_runtime", claim, reason=str(EndReason.DISCARDED), detail=str(lost))
             hands.log.warning("runtime Pod discarded", pod=claim.pod, why=str(lost))
             continue
@@ -260,14 +253,13 @@ def _give(hands: LaunchHands, claim: _Claim, data: Mapping[str, str], *, keep: b
         if not keep:
             _write(hands, "discard_runtime", claim, reason=str(EndReason.DISCARDED), detail=str(error))
         raise
+    touched = Touch(kube=hands.kube, namespace=claim.namespace, pod=claim.pod, uid=claim.uid, runtime=claim.id)
     if claim.warm:
-        _touch(hands, claim)
+        touch(touched)
     if not _write(hands, "secret_made", claim):
-        raise _PodLost("its Pod ended meanwhile")
+        raise PodLost("its Pod ended meanwhile")
     if claim.warm:
-        timer = threading.Timer(TOUCH_AGAIN_SECONDS, _touch_again, (hands, claim))
-        timer.daemon = True
-        timer.start()
+        TOUCHES.again(touched)
 
 
 def _make_secret(hands: LaunchHands, claim: _Claim, secret: dict[str, Any]) -> None:
@@ -278,31 +270,9 @@ def _make_secret(hands: LaunchHands, claim: _Claim, secret: dict[str, Any]) -> N
         ref = Ref(kind=SECRET, namespace=claim.namespace, name=claim.pod)
         found = hands.kube.get(ref)
         if found is None or found["metadata"].get("labels") != secret["metadata"]["labels"]:
-            raise _PodLost(f"a Secret of another holds its name ({taken})") from None
+            raise PodLost(f"a Secret of another holds its name ({taken})") from None
         old = dict.fromkeys(found.get("data") or {})
         hands.kube.patch(ref, {"data": {**old, **secret["data"]}}, uid=found["metadata"]["uid"])
-
-
-def _touch(hands: LaunchHands, claim: _Claim) -> None:
-    """Change an annotation of that very Pod: its kubelet syncs at once.
-
-    Raises _PodLost when it is gone, another has its name, or it is going away. What may pass is no matter: the Secret is
-    there, and the kubelet finds it within its period.
-    """
-    ref = Ref(kind=POD, namespace=claim.namespace, name=claim.pod)
-    annotations = {RUNTIME_ANNOTATION: str(claim.id), TOUCHED_ANNOTATION: datetime.now(UTC).isoformat()}
-    try:
-        found = hands.kube.patch(ref, {"metadata": {"annotations": annotations}}, uid=claim.uid)
-    except Conflict as error:
-        raise _PodLost(str(error)) from None
-    pod = read_object({"kind": "Pod", **found})
-    if not pod.can_serve:
-        raise _PodLost(f"its Pod is {pod.problem}")
-
-
-def _touch_again(hands: LaunchHands, claim: _Claim) -> None:
-    with contextlib.suppress(OrcaError, _PodLost):
-        _touch(hands, claim)
 
 
 def _write(hands: LaunchHands, statement: str, claim: _Claim, **more: str) -> bool:

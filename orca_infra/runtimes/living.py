@@ -1,4 +1,4 @@
-"""The runtimes that live: who has which, and how one is stopped."""
+"""The runtimes: who has which, what they cost, and how one is extended or stopped."""
 
 from __future__ import annotations
 
@@ -7,23 +7,27 @@ from datetime import datetime
 from uuid import UUID
 
 from orca_infra.db.connection import Database
-from orca_infra.errors import OrcaError
+from orca_infra.errors import OrcaError, Refused
 from orca_infra.kube.kinds import POD, SECRET, Ref
 from orca_infra.runtimes.launch import LaunchHands
 from orca_infra.runtimes.model import EndReason
 from orca_infra.runtimes.observe import SQL
 
+_EXTEND_MOST_SECONDS = 10 * 366 * 86400
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """A runtime that has not ended.
+    """A runtime.
 
     Attributes:
         pool: that its Pod waited in; None for a cold start.
         burning_rate: credits a second.
         ready_at: since when its Pod is Ready; None: it still starts.
         problem, refused: why it is not Ready yet.
-        ending_reason: why it ends, once that is written down.
+        ending_reason, ending_detail: why it ends, once that is written down.
+        ended_at: when its end began; None until nothing is left of it.
+        credits: what it has cost up to now.
 
     """
 
@@ -42,15 +46,93 @@ class Runtime:
     problem: str
     refused: str
     ending_reason: str | None
+    ending_detail: str
+    ended_at: datetime | None
+    credits: float
+
+    @property
+    def state(self) -> str:
+        """`starting`, then `ready`, `ending` and `ended`."""
+        if self.ended_at is not None:
+            return "ended"
+        if self.ending_reason is not None:
+            return "ending"
+        return "ready" if self.ready_at is not None else "starting"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageLine:
+    """What one runtime has cost: exactly once it has ended, up to now while it runs (`ended_at` is None then)."""
+
+    runtime: UUID
+    user: str
+    environment: str
+    pool: str | None
+    warm: bool
+    assigned_at: datetime
+    ended_at: datetime | None
+    seconds: float
+    burning_rate: float
+    credits: float
+    reason: str
 
 
 def list_runtimes(database: Database, user: str | None = None) -> list[Runtime]:
     """All runtimes that have not ended, or one user's, the oldest first."""
     with database.snapshot() as transaction:
-        return transaction.rows(Runtime, SQL["live_runtimes"], {"user": user})
+        return transaction.rows(Runtime, SQL["runtimes"], {"user": user, "id": None})
 
 
-def end_runtime(hands: LaunchHands, id: UUID, reason: str = EndReason.STOPPED) -> bool:  # noqa: A002 - its name everywhere
+def find_runtime(database: Database, id: UUID, user: str | None = None) -> Runtime | None:  # noqa: A002 - its name everywhere
+    """One runtime, also one that has ended not too long ago; None when there is none, or it is not this user's."""
+    with database.snapshot() as transaction:
+        found = transaction.rows(Runtime, SQL["runtimes"], {"user": user, "id": id})
+    return found[0] if found else None
+
+
+def read_usage(database: Database, user: str) -> list[UsageLine]:
+    """What each of a user's runtimes has cost, the newest first."""
+    with database.snapshot() as transaction:
+        return transaction.rows(UsageLine, SQL["usage"], {"user": user})
+
+
+def extend_runtime(
+    hands: LaunchHands,
+    id: UUID,  # noqa: A002
+    seconds: float,
+    *,
+    within_cull: bool = False,
+) -> Runtime | None:
+    """Have a runtime live at least so long from now on; never shorter than before. None: there is none that lives.
+
+    Args:
+        hands: what to do it with.
+        id: of the runtime.
+        seconds: from now on.
+        within_cull: at most what its pool gave it at first (`cull.seconds`); for its user, who shall come back and say that
+            it is still needed.
+
+    Raises:
+        Refused: the seconds are none, or its time is over already.
+
+    """
+    if not 0 < seconds <= _EXTEND_MOST_SECONDS:
+        raise Refused(
+            f"a runtime is extended by more than 0 and at most {_EXTEND_MOST_SECONDS} seconds, not {seconds:g}"
+        )
+    with hands.database.transaction() as transaction:
+        transaction.run(SQL["extend_runtime"], {"id": id, "seconds": seconds, "within_cull": within_cull})
+        found = transaction.rows(Runtime, SQL["runtimes"], {"user": None, "id": id})
+        now: datetime = transaction.value("select now()")
+    if not found or found[0].state in {"ending", "ended"}:
+        return None
+    if found[0].expires_at is not None and found[0].expires_at <= now:
+        raise Refused(f"the time of runtime {id} is over, and it is about to be culled: launch another")
+    hands.log.info("runtime extended", id=str(id), until=str(found[0].expires_at))
+    return found[0]
+
+
+def end_runtime(hands: LaunchHands, id: UUID, reason: str = EndReason.STOPPED) -> bool:  # noqa: A002
     """Stop a runtime, from any process. False: there is none that lives.
 
     From the moment that its end is written down it burns no credits. Its Secret and its Pod are deleted here, so that a

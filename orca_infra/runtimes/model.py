@@ -18,12 +18,25 @@ _PROBLEM_LIMIT = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """A condition of a pool, as Kubernetes writes them. `status` is True, False or Unknown; `since` when it came to that."""
+
+    type: str
+    status: str
+    reason: str
+    message: str = ""
+    since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStatus:
-    """What a pool's `.status` says."""
+    """What a pool's `.status` says. `generation` is that of the spec that it speaks of."""
 
     warm: int = 0
     assigned: int = 0
     message: str = ""
+    generation: int = 0
+    conditions: tuple[Condition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +65,17 @@ class Pool:
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Mapping[str, Any], ...] = ()
     status: PoolStatus | None = None
+    generation: int = 0
     deleting: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A node that takes Pods. `allocatable` is in thousandths, `pods` among them."""
+
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    allocatable: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +168,7 @@ class SeenObject:
         waiting: why it waits, in Kubernetes' words (ImagePullBackOff, Unschedulable), with `waiting_message`.
         failed: why it ended (OOMKilled, Evicted, Error, Completed).
         address: of the Pod.
+        labelled: whether it has the labels by which lists find it.
 
     """
 
@@ -162,6 +186,7 @@ class SeenObject:
     waiting_message: str = ""
     failed: str = ""
     address: str | None = None
+    labelled: bool = True
 
     @property
     def is_over(self) -> bool:
@@ -205,6 +230,7 @@ class RuntimeSnapshot:
         gone: uids that the server, asked by name, says are gone.
         failures: by pool.
         highest_number: that a name in the cluster ends with.
+        nodes: that take Pods; None: this program may not see them.
 
     """
 
@@ -216,6 +242,7 @@ class RuntimeSnapshot:
     gone: frozenset[str] = frozenset()
     failures: Mapping[str, Failures] = field(default_factory=dict)
     highest_number: int = 0
+    nodes: tuple[Node, ...] | None = None
 
 
 class EndReason(StrEnum):
@@ -295,10 +322,21 @@ class StatusChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolEvent:
+    """Something that happened to a pool, for `kubectl describe`."""
+
+    pool: Pool
+    reason: str
+    message: str
+    warning: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimePlan:
     """What decide came to.
 
     Attributes:
+        relabels: Pods whose labels somebody took off: they are put back.
         finishes: rows of which nothing is left, by name.
         next_due_at: when a pass has something to do, though nothing else happens.
 
@@ -309,8 +347,10 @@ class RuntimePlan:
     marks: tuple[Mark, ...] = ()
     sweeps: tuple[Sweep, ...] = ()
     adoptions: tuple[Adoption, ...] = ()
+    relabels: tuple[SeenObject, ...] = ()
     finishes: tuple[str, ...] = ()
     strays: tuple[SeenObject, ...] = ()
     strays_held: tuple[SeenObject, ...] = ()
     statuses: tuple[StatusChange, ...] = ()
+    events: tuple[PoolEvent, ...] = ()
     next_due_at: datetime | None = None

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 
 from orca_infra.db.connection import Database, load_queries
+from orca_infra.errors import AuthFailed
 from orca_infra.kube.client import Kube
-from orca_infra.kube.kinds import POD, RUNTIME_ENVIRONMENT, RUNTIME_POOL, SECRET, Object, Ref
+from orca_infra.kube.kinds import NODE, POD, RUNTIME_ENVIRONMENT, RUNTIME_POOL, SECRET, Object, Ref
 from orca_infra.kube.labels import ROLE_LABEL, STACK_LABEL
 from orca_infra.runtimes.model import (
     FAILURES,
+    Condition,
     Environment,
     Failures,
+    Node,
     PodRow,
     Pool,
     PoolStatus,
@@ -19,6 +23,7 @@ from orca_infra.runtimes.model import (
     SeenObject,
 )
 from orca_infra.runtimes.render import ROLE, pod_number
+from orca_infra.runtimes.resources import amounts_of
 
 SQL = load_queries("runtimes")
 #: How many Pods that no list shows are asked for by name in one pass.
@@ -32,10 +37,11 @@ def observe(database: Database, kube: Kube, *, stack_id: str, namespace: str) ->
     and Transient for the database: an unreachable cluster is never an empty one.
     """
     labels = {STACK_LABEL: stack_id, ROLE_LABEL: ROLE}
+    # What the API server's cache does not show yet is asked for by name, and nothing is judged by its absence.
     objects = [
         read_object({"kind": kind.kind, **item})
         for kind in (POD, SECRET)
-        for item in kube.list(kind, namespace=namespace, labels=labels).items
+        for item in kube.list(kind, namespace=namespace, labels=labels, from_cache=True).items
     ]
     pools = sorted((read_pool(i) for i in kube.list(RUNTIME_POOL, namespace=namespace).items), key=lambda p: p.name)
     environments = [read_environment(item) for item in kube.list(RUNTIME_ENVIRONMENT, namespace=namespace).items]
@@ -43,7 +49,7 @@ def observe(database: Database, kube: Kube, *, stack_id: str, namespace: str) ->
         now: datetime = transaction.value("select now()")
         rows = tuple(transaction.rows(PodRow, SQL["live_pods"]))
         failures = transaction.rows(Failures, SQL["recent_failures"], {"reasons": [str(one) for one in FAILURES]})
-    gone, unlisted = _ask(kube, rows, {item.uid for item in objects})
+    gone, unlisted = _ask(kube, rows, {item.uid for item in objects}, labels)
     return RuntimeSnapshot(
         now=now,
         pools=tuple(pools),
@@ -53,10 +59,22 @@ def observe(database: Database, kube: Kube, *, stack_id: str, namespace: str) ->
         gone=gone,
         failures={one.pool: one for one in failures},
         highest_number=max((pod_number(item.name) for item in objects), default=0),
+        nodes=_nodes(kube) if pools else (),
     )
 
 
-def _ask(kube: Kube, rows: tuple[PodRow, ...], seen: set[str]) -> tuple[frozenset[str], list[SeenObject]]:
+def _nodes(kube: Kube) -> tuple[Node, ...] | None:
+    """The nodes that take Pods; None when this program may not list them. How they were a moment ago is good enough."""
+    try:
+        listed = kube.list(NODE, from_cache=True).items
+    except AuthFailed:
+        return None
+    return tuple(sorted((read_node(n) for n in listed if not n["spec"].get("unschedulable")), key=lambda n: n.name))
+
+
+def _ask(
+    kube: Kube, rows: tuple[PodRow, ...], seen: set[str], labels: dict[str, str]
+) -> tuple[frozenset[str], list[SeenObject]]:
     """Of the Pods that no list shows: those that the server, asked by name, does not have, and those that it has."""
     gone: set[str] = set()
     unlisted: list[SeenObject] = []
@@ -66,7 +84,9 @@ def _ask(kube: Kube, rows: tuple[PodRow, ...], seen: set[str]) -> tuple[frozense
         if found is None or found["metadata"]["uid"] != row.uid:
             gone.add(row.uid)
         else:  # its label was taken off, or it is in a namespace that was used before
-            unlisted.append(read_object({"kind": "Pod", **found}))
+            stated = found["metadata"].get("labels") or {}
+            labelled = all(stated.get(key) == value for key, value in labels.items())
+            unlisted.append(replace(read_object({"kind": "Pod", **found}), labelled=labelled))
     return frozenset(gone), unlisted
 
 
@@ -127,15 +147,39 @@ def read_pool(item: Object) -> Pool:
         affinity=spec.get("affinity") or {},
         node_selector=spec.get("nodeSelector") or {},
         tolerations=tuple(spec.get("tolerations") or ()),
-        status=PoolStatus(
-            warm=int(status.get("warm", 0)),
-            assigned=int(status.get("assigned", 0)),
-            message=str(status.get("message", "")),
-        )
-        if status
-        else None,
+        status=_read_status(status) if status else None,
+        generation=int(metadata.get("generation") or 0),
         deleting="deletionTimestamp" in metadata,
     )
+
+
+def _read_status(status: Object) -> PoolStatus:
+    return PoolStatus(
+        warm=int(status.get("warm", 0)),
+        assigned=int(status.get("assigned", 0)),
+        message=str(status.get("message", "")),
+        generation=int(status.get("observedGeneration") or 0),
+        conditions=tuple(
+            Condition(
+                type=one["type"],
+                status=one["status"],
+                reason=one.get("reason", ""),
+                message=one.get("message", ""),
+                since=datetime.fromisoformat(one["lastTransitionTime"]) if one.get("lastTransitionTime") else None,
+            )
+            for one in status.get("conditions") or []
+        ),
+    )
+
+
+def read_node(item: Object) -> Node:
+    """What of a node says whether Pods fit there."""
+    metadata = item["metadata"]
+    try:
+        allocatable = amounts_of((item.get("status") or {}).get("allocatable") or {})
+    except ValueError:
+        allocatable = {}
+    return Node(name=metadata["name"], labels=metadata.get("labels") or {}, allocatable=allocatable)
 
 
 def read_environment(item: Object) -> Environment:

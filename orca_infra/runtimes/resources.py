@@ -33,6 +33,18 @@ def amount_of(quantity: object) -> int:
     return math.ceil(Fraction(match["number"]) * Fraction(10) ** int(match["exponent"] or 0) * factor * 1000)
 
 
+def text_of(resource: str, thousandths: int) -> str:
+    """An amount for people: `1500m` of CPU, `1.5Gi` of memory, a plain number of anything else."""
+    if resource == "cpu":
+        return f"{thousandths}m" if thousandths % 1000 else str(thousandths // 1000)
+    amount = thousandths / 1000
+    if resource == "memory" or resource.endswith("-storage"):
+        for suffix, power in reversed(_BINARY.items()):
+            if amount >= 2**power:
+                return f"{amount / 2**power:.4g}{suffix}"
+    return f"{amount:g}" if thousandths % 1000 else str(thousandths // 1000)
+
+
 def amounts_of(quantities: Mapping[str, Any]) -> dict[str, int]:
     """Each resource's amount in thousandths.
 

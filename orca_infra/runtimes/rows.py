@@ -18,8 +18,36 @@ def note_pod(database: Database, item: Object) -> bool:
 
     Gives whether anything was new. A Pod without a row, or that ends, is nobody's to note.
     """
+    return _note(database, _mark_of(item))
+
+
+class PodNotes:
+    """Notes what a watch shows, and asks the database only about what it has not shown before.
+
+    Most of what happens to a Pod is no news for its row: every launch touches its Pod twice.
+    """
+
+    _KEPT_MOST = 50_000
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._last: dict[str, Mark] = {}
+
+    def note(self, item: Object) -> bool:
+        """Gives whether anything was new."""
+        mark = _mark_of(item)
+        if self._last.get(mark.name) == mark:
+            return False
+        new = _note(self._database, mark)
+        if len(self._last) >= self._KEPT_MOST:  # names are never used twice
+            self._last.clear()
+        self._last[mark.name] = mark
+        return new
+
+
+def _mark_of(item: Object) -> Mark:
     seen = read_object({"kind": "Pod", **item})
-    mark = Mark(
+    return Mark(
         namespace=seen.namespace,
         name=seen.name,
         uid=seen.uid,
@@ -27,6 +55,9 @@ def note_pod(database: Database, item: Object) -> bool:
         address=seen.address,
         problem=seen.problem,
     )
+
+
+def _note(database: Database, mark: Mark) -> bool:
     with database.transaction() as transaction:
         return transaction.run(SQL["mark_pod"], asdict(mark)) > 0
 

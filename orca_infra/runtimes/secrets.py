@@ -28,7 +28,8 @@ def gather_secrets(kube: Kube, namespace: str, user: str, sent: Mapping[str, str
     for key in sent:
         if not _KEY.fullmatch(key):
             raise Refused(f"a secret cannot be called {key!r}: letters, digits, '-', '_' and '.', at most 253 of them")
-    found = kube.list(SECRET, namespace=namespace, labels={USER_LABEL: user_label(user)}).items
+    # The API server that cannot keep its cache fresh could not make the runtime's Secret either.
+    found = kube.list(SECRET, namespace=namespace, labels={USER_LABEL: user_label(user)}, from_cache=True).items
     data: dict[str, str] = {}
     for item in sorted(found, key=lambda item: str(item["metadata"]["name"])):
         data.update(item.get("data") or {})

@@ -78,9 +78,13 @@ FLAGS: Mapping[str, tuple[str, ...]] = {
 #: What each node has; nothing of it is real.
 NODE_CAPACITY = {"cpu": "1k", "memory": "4Ti", "ephemeral-storage": "4Ti", "pods": "5k"}
 
+#: In a cluster's folder: what the API server shows to kubelets, `.crt` and `.key`.
+KUBELET_CLIENT = "kubelet-client"
+
 _STAGES = Path(__file__).with_name("cluster_stages.yaml")
 _START_SECONDS = 60.0
 _KUBECTL_SECONDS = 60.0
+_OPENSSL_SECONDS = 30.0
 _POLL_SECONDS = 0.03
 _NO_PEER = (
     "http://127.0.0.1:1"  # etcd wants to tell its peers an address with a port; it has none, and never dials itself
@@ -253,11 +257,15 @@ class TestCluster:
                 f"--token-auth-file={folder / 'tokens.csv'}",
                 f"--service-account-key-file={key}",
                 f"--service-account-signing-key-file={key}",
+                # A real kubelet takes nobody else for the API server (node.py).
+                f"--kubelet-client-certificate={folder / KUBELET_CLIENT}.crt",
+                f"--kubelet-client-key={folder / KUBELET_CLIENT}.key",
             ],
             "kube-controller-manager": [
                 f"--kubeconfig={self.kubeconfig}",
                 f"--service-account-private-key-file={key}",
                 f"--root-ca-file={self.ca_file}",
+                f"--flex-volume-plugin-dir={folder / 'volume-plugins'}",  # or it makes one in the machine's /usr/libexec
             ],
             "kube-scheduler": [f"--kubeconfig={self.kubeconfig}"],
             "kwok": [f"--kubeconfig={self.kubeconfig}", f"--config={_STAGES}"],
@@ -267,6 +275,7 @@ class TestCluster:
         self._processes["etcd"].start(self._starter)
         write_private(self.folder / "tokens.csv", f'{self.token},admin,admin,"system:masters"\n')
         _make_key(self.folder / "service-account.key")
+        _make_certificate(self.folder / KUBELET_CLIENT)
         self._wait("etcd listens", (self.folder / "etcd.sock").exists)
         self._processes["kube-apiserver"].start(self._starter)
         certificates = self.folder / "certificates" / "apiserver.crt"
@@ -309,10 +318,21 @@ class TestCluster:
 
 def _make_key(path: Path) -> None:
     """The key with which the API server signs what it says of ServiceAccounts."""
+    _openssl("genrsa", "-out", str(path), "2048")
+
+
+def _make_certificate(path: Path) -> None:
+    """The certificate (and its key) with which the API server comes to a kubelet; it is its own authority."""
+    names = ["-keyout", f"{path}.key", "-out", f"{path}.crt", "-subj", "/CN=kube-apiserver", "-days", "2"]
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    _openssl("req", "-x509", *key, *names, "-addext", "extendedKeyUsage=clientAuth")
+
+
+def _openssl(*arguments: str) -> None:
     try:
-        subprocess.run(["openssl", "genrsa", "-out", str(path), "2048"], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise SetupError(f"`openssl genrsa` does not work ({error}); install openssl") from error
+        subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=_OPENSSL_SECONDS)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SetupError(f"`openssl {arguments[0]}` does not work ({error}); install openssl") from error
 
 
 def _node(name: str) -> dict[str, Any]:

@@ -36,9 +36,9 @@ class OwnedFolder:
     lock: int  # the file descriptor whose lock is held
 
     @classmethod
-    def make(cls, parent: Path | None = None) -> OwnedFolder:
+    def make(cls, parent: Path | None = None, *, prefix: str = PREFIX) -> OwnedFolder:
         """A new folder that only this user can enter."""
-        path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         unlocked = path / "owner.new"
         lock = os.open(unlocked, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -60,14 +60,15 @@ def remove_leftovers(parent: Path | None = None) -> list[Path]:
     removed = []
     for path in Path(parent or tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # another user's, or removed by another session at this moment
-            if path.stat().st_uid == os.getuid() and _is_left(path):
+            if path.stat().st_uid == os.getuid() and is_left(path):
                 _kill_processes_of(path)
                 shutil.rmtree(path)
                 removed.append(path)
     return removed
 
 
-def _is_left(path: Path) -> bool:
+def is_left(path: Path) -> bool:
+    """Whether the folder's owner is dead."""
     try:
         lock = os.open(path / _OWNER, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import queue
 import shutil
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 
 from orca_infra.errors import SetupError
@@ -103,11 +105,15 @@ class ServerProcess:
         except OSError as error:
             raise SetupError(f"{self.name} could not be started from {self._command[0]}: {error.strerror}") from error
 
-    def kill(self) -> None:
-        """End it at once and wait until it is gone: its data are a test's, and what it holds is needed again."""
+    def kill(self, first_signal: signal.Signals = signal.SIGKILL) -> None:
+        """End it and wait until it is gone: at once, since its data are a test's, or by a signal that it is to hear first."""
         process, self._process = self._process, None
         if process is not None:
             self._cpu_seconds += _cpu_seconds(process.pid)
+            process.send_signal(first_signal)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_KILL_WAIT_SECONDS)
+                return
             process.kill()
             process.wait(_KILL_WAIT_SECONDS)
 

@@ -11,8 +11,10 @@ import pytest
 
 from orca_infra.runtimes.decide import decide
 from orca_infra.runtimes.model import (
+    Condition,
     Environment,
     Failures,
+    Node,
     PodRow,
     Pool,
     PoolStatus,
@@ -74,7 +76,13 @@ def ended(made: RuntimePlan) -> dict[str, str]:
 
 
 def status(made: RuntimePlan) -> PoolStatus:
-    return made.statuses[0].status
+    """Without its conditions."""
+    return replace(made.statuses[0].status, conditions=())
+
+
+def condition(made: RuntimePlan, type_: str = "Ready") -> Condition:
+    [found] = [one for one in made.statuses[0].status.conditions if one.type == type_]
+    return found
 
 
 # Birth.
@@ -319,9 +327,10 @@ def test_a_secret_made_before_its_pod_is_adopted_once_the_pod_is_seen() -> None:
 def test_the_status_counts_and_is_written_only_when_it_changed() -> None:
     rows = (row(1), row(2), taken(3), taken(4, ending_reason="Stopped"))
     objects = tuple(pod(number) for number in (1, 2, 3, 4))
-    expected = PoolStatus(warm=2, assigned=1)
-    assert status(plan(rows=rows, objects=objects)) == expected
-    assert plan(pools=(replace(POOL, status=expected),), rows=rows, objects=objects).statuses == ()
+    first = plan(rows=rows, objects=objects).statuses[0].status
+    assert replace(first, conditions=()) == PoolStatus(warm=2, assigned=1)
+    again = plan(pools=(replace(POOL, status=first),), rows=rows, objects=objects)
+    assert again.statuses == ()
 
 
 # Strays.
@@ -342,3 +351,86 @@ def test_a_stray_has_our_labels_no_owner_no_row_and_is_past_the_grace() -> None:
     assert [item.uid for item in made.strays] == ["u5", "s6"]
     many = plan(rows=rows, objects=tuple(pod(number) for number in range(2, 6)))
     assert (many.strays, len(many.strays_held)) == ((), 4)
+
+
+# Conditions and events.
+
+
+def test_ready_says_why_it_is_not_and_keeps_the_time_of_its_last_change() -> None:
+    assert condition(plan()).reason == "Filling"
+    assert condition(plan(environments={})) == Condition(
+        type="Ready",
+        status="False",
+        reason="EnvironmentMissing",
+        message="environment e is missing: no Pod is born",
+        since=NOW,
+    )
+    rows, objects = (row(1), row(2), row(3)), (pod(1), pod(2), pod(3))
+    assert condition(plan(rows=rows, objects=objects)).status == "True"
+    refused = (row(1, ready_at=None, uid=None, seen=False, refused="exceeded quota: q"), *rows[1:])
+    assert condition(plan(rows=refused, objects=objects[1:])).reason == "QuotaFull"
+    held = pod(1, ready=False, held=True, phase="Pending", waiting="Unschedulable")
+    assert condition(plan(rows=rows, objects=(held, *objects[1:]))).reason == "Unschedulable"
+    old = PoolStatus(conditions=(Condition(type="Ready", status="False", reason="x", since=ago(99)),))
+    made = plan(pools=(replace(POOL, status=old, generation=4),))
+    assert (condition(made).since, made.statuses[0].status.generation) == (ago(99), 4)
+
+
+def test_a_variable_from_a_secret_bears_nothing() -> None:
+    variable = {"name": "T", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
+    made = plan(environments={"e": replace(ENVIRONMENT, env=(variable,))})
+    assert (born(made), condition(made).reason) == (0, "SecretInEnvironment")
+    assert status(made).message == "environment e takes T from a Secret: no Pod is born"
+
+
+def test_the_nodes_are_compared_with_the_sum_of_all_pools_that_can_only_be_there() -> None:
+    asks = {"requests": {"cpu": "1500m", "memory": "1Gi"}}
+    pools = (
+        replace(POOL, resources=asks),
+        replace(POOL, name="gpu", size=1, resources={"limits": {"nvidia.com/gpu": 2}}, node_selector={"xpu": "gpu"}),
+    )
+    plain = Node(name="a", allocatable={"cpu": 4000, "memory": (8 << 30) * 1000, "pods": 110_000})
+    gpu = Node(name="b", labels={"xpu": "gpu"}, allocatable={"cpu": 4000, "nvidia.com/gpu": 1000, "pods": 110_000})
+
+    def said(*nodes: Node) -> list[tuple[str, str]]:
+        made = decide(
+            RuntimeSnapshot(now=NOW, pools=pools, environments={"e": ENVIRONMENT}, nodes=nodes or None), LIMITS
+        )
+        found = [one for change in made.statuses for one in change.status.conditions if one.type == "Provisioned"]
+        return [(one.status, one.message) for one in found]
+
+    assert said() == [("Unknown", "the nodes cannot be listed")] * 2
+    over = "the pools ask for more than the nodes can allocate: "
+    gpus = "the pools ask for more than the nodes with xpu=gpu can allocate: nvidia.com/gpu 2 of 1"
+    assert said(plain, gpu) == [("False", over + "nvidia.com/gpu 2 of 1"), ("False", gpus)]
+    more = replace(gpu, name="c", allocatable={"nvidia.com/gpu": 2000, "pods": 110_000})
+    assert said(plain, gpu, more) == [("True", ""), ("True", "")]
+    assert said(replace(plain, allocatable={"cpu": 2500, "pods": 2000}), more)[0] == (
+        "False",
+        over + "cpu 4500m of 2500m, memory 3Gi of 0",
+    )
+
+
+def test_events_tell_what_happened_once_for_each_reason() -> None:
+    made = plan(environments={})
+    assert [(event.reason, event.warning) for event in made.events] == [("EnvironmentMissing", True)]
+    again = plan(environments={}, pools=(replace(POOL, status=made.statuses[0].status),))
+    assert (again.statuses, again.events) == ((), ())
+    assert [(event.reason, event.message) for event in plan().events] == [("Born", "3 Pods are born of image:2")]
+    rows = tuple(row(number) for number in range(1, 6))
+    made = plan(rows=rows, objects=tuple(pod(number) for number in range(1, 6)))
+    [surplus] = made.events
+    assert (surplus.reason, surplus.message, surplus.warning) == (
+        "Surplus",
+        "orca-runtime-p-1 and 1 more: pool p keeps 3",
+        False,
+    )
+    gone = plan(rows=(row(1), row(2), row(3)), objects=(pod(2), pod(3)), gone=frozenset({"u1"}))
+    assert {event.reason: event.warning for event in gone.events} == {"Born": False, "Vanished": True}
+
+
+def test_labels_taken_off_by_hand_are_put_back() -> None:
+    rows = (row(1), row(2), row(3))
+    made = plan(rows=rows, objects=(pod(2), pod(3), pod(1, labelled=False)))
+    assert [item.uid for item in made.relabels] == ["u1"]
+    assert plan(rows=rows, objects=(pod(2), pod(3), pod(1, labelled=False, deleting=True))).relabels == ()

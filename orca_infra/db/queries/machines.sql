@@ -9,15 +9,20 @@ select now()
 with placed as (
     select p.name, substr(p.placement, 8) as pool, p.max_runs
     from orca.pipelines p where p.placement like 'worker:%%' and not p.paused
+), counted as (
+    -- As little as possible for each run, and the time from which on a run is young worked out once.
+    select r.pipeline, r.fill, r.queued_at <= (select now() - make_interval(secs => %(grow_after)s)) as aged,
+        count(*) as runs, min(r.queued_at) as oldest
+    from orca.runs r where r.state = 'queued' group by 1, 2, 3
 ), queued as (
-    select r.pipeline,
-        count(*) filter (where not r.fill) as plain,
-        count(*) filter (where r.fill) as fill,
-        count(*) filter (where not r.fill and r.queued_at <= now() - make_interval(secs => %(grow_after)s)) as plain_aged,
-        count(*) filter (where r.fill and r.queued_at <= now() - make_interval(secs => %(grow_after)s)) as fill_aged,
-        min(r.queued_at) filter (where not r.fill and r.queued_at > now() - make_interval(secs => %(grow_after)s)) as plain_next,
-        min(r.queued_at) filter (where r.fill and r.queued_at > now() - make_interval(secs => %(grow_after)s)) as fill_next
-    from orca.runs r where r.state = 'queued' group by r.pipeline
+    select c.pipeline,
+        coalesce(sum(c.runs) filter (where not c.fill), 0) as plain,
+        coalesce(sum(c.runs) filter (where c.fill), 0) as fill,
+        coalesce(sum(c.runs) filter (where not c.fill and c.aged), 0) as plain_aged,
+        coalesce(sum(c.runs) filter (where c.fill and c.aged), 0) as fill_aged,
+        min(c.oldest) filter (where not c.fill and not c.aged) as plain_next,
+        min(c.oldest) filter (where c.fill and not c.aged) as fill_next
+    from counted c group by c.pipeline
 ), running as (
     select r.pipeline, count(*) as plain from orca.runs r where r.state = 'running' and not r.fill group by r.pipeline
 ), startable as (
@@ -81,7 +86,7 @@ select stack, name from orca.owned where stack like %(pattern)s
 select name, urn from orca.owned where stack = %(stack)s
 
 -- name: machines_named
-select name, provider, location, uid from orca.pool_machines where name = any(%(names)s)
+select name, provider, location, uid, ended_at from orca.pool_machines where name = any(%(names)s)
 
 -- name: next_number
 -- Take the pool's next number: above every one it ever had and above every one that its provider lists.
@@ -161,7 +166,7 @@ where pool = %(pool)s and location = %(location)s and type = %(type)s and spot =
 delete from orca.pool_machines where ended_at < now() - make_interval(secs => %(kept_seconds)s)
 
 -- name: pools_for_people
-select s.*, (
+select s.*, exists (select from orca.pool_pauses p where p.pool in (s.pool, '')) as paused, (
     select coalesce(jsonb_agg(to_jsonb(o) - 'pool' order by o.type, o.location, o.spot), '[]') from orca.pool_offers o where o.pool = s.pool
 ) as refused
 from orca.pool_status s order by s.pool

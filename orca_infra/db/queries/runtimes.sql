@@ -56,12 +56,18 @@ where name = %(name)s and ended_at is null and ending_reason is null and (not %(
 select ending_reason is not null from orca.runtime_pods where name = %(name)s
 
 -- name: end_runtime
--- Credits up to when its end began, and never past its time; none for one that never was Ready. Only once its end began.
-update orca.runtimes r set ended_at = p.ending_at, reason = p.ending_reason,
-    credits = case when p.ready_at is null then 0 else r.burning_rate
-        * greatest(0, extract(epoch from least(p.ending_at, coalesce(r.expires_at, p.ending_at)) - r.assigned_at)) end
-from orca.runtime_pods p
-where r.pod = %(name)s and p.name = r.pod and r.ended_at is null and p.ending_reason is not null
+-- Its credits: since it could be used, up to when its end began, and never past its time. Only once its end began.
+with ended as (
+    update orca.runtimes r set ended_at = p.ending_at, reason = p.ending_reason,
+        credits = r.burning_rate * orca.runtime_seconds(r.assigned_at, p.ready_at, p.ending_at, r.expires_at)
+    from orca.runtime_pods p
+    where r.pod = %(name)s and p.name = r.pod and r.ended_at is null and p.ending_reason is not null
+    returning r.*, p.pool, p.ready_at
+)
+insert into orca.runtime_usage
+select id, user_name, environment, pool, warm, assigned_at, ended_at,
+    orca.runtime_seconds(assigned_at, ready_at, ended_at, expires_at), burning_rate, credits, reason from ended
+on conflict (runtime) do nothing
 
 -- name: end_pod
 update orca.runtime_pods set ended_at = now(), reason = ending_reason
@@ -133,13 +139,39 @@ update orca.runtime_pods p set taken_at = null from released d where p.name = d.
 select p.name, p.namespace, p.uid from orca.runtimes r join orca.runtime_pods p on p.name = r.pod
 where r.id = %(id)s and r.ended_at is null
 
--- name: live_runtimes
+-- name: runtimes
+-- One by its id, or all that have not ended, of one user or of everybody; each with what it has cost up to now.
 select r.id, r.pod, p.namespace, p.pool, r.user_name as user, r.environment, r.warm, r.burning_rate, r.assigned_at,
-    r.expires_at, p.ready_at, p.address, p.problem, coalesce(o.refused, '') as refused, p.ending_reason
+    r.expires_at, p.ready_at, p.address, p.problem, coalesce(o.refused, '') as refused, p.ending_reason, p.ending_detail,
+    r.ended_at, coalesce(r.credits, r.burning_rate
+        * orca.runtime_seconds(r.assigned_at, p.ready_at, coalesce(p.ending_at, now()), r.expires_at)) as credits
 from orca.runtimes r join orca.runtime_pods p on p.name = r.pod
 left join orca.kube_objects o on o.pod = p.name and o.kind = 'Pod'
-where r.ended_at is null and (%(user)s::text is null or r.user_name = %(user)s)
+where case when %(id)s::uuid is null then r.ended_at is null else r.id = %(id)s end
+  and (%(user)s::text is null or r.user_name = %(user)s)
 order by r.assigned_at, r.id
+
+-- name: extend_runtime
+-- At least so long from now on; never sooner than before. Not one whose time is over, though no loop has seen that yet.
+update orca.runtimes r set expires_at = greatest(r.expires_at, now() + make_interval(secs =>
+    case when %(within_cull)s then least(%(seconds)s, p.cull_seconds) else %(seconds)s end))
+from orca.runtime_pods p
+where r.id = %(id)s and r.ended_at is null and p.name = r.pod and p.ending_reason is null and r.expires_at > now()
+
+-- name: usage
+-- What a user's runtimes have cost: those that have ended exactly, those that run up to now. The newest first.
+select runtime, user_name as user, environment, pool, warm, assigned_at, ended_at, seconds, burning_rate, credits, reason
+from orca.runtime_usage where user_name = %(user)s
+union all
+select l.id, l.user_name, l.environment, l.pool, l.warm, l.assigned_at, null, l.seconds, l.burning_rate,
+    l.burning_rate * l.seconds, coalesce(l.ending_reason, '')
+from (
+    select r.*, p.pool, p.ending_reason,
+        orca.runtime_seconds(r.assigned_at, p.ready_at, coalesce(p.ending_at, now()), r.expires_at) as seconds
+    from orca.runtimes r join orca.runtime_pods p on p.name = r.pod
+    where r.user_name = %(user)s and r.ended_at is null
+) l
+order by assigned_at desc, runtime
 
 -- name: prune_runtimes
 delete from orca.runtimes where ended_at < now() - make_interval(secs => %(kept_seconds)s)

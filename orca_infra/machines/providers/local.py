@@ -28,9 +28,11 @@ class LocalProvider:
 
     resource_type = "orca:index:Machine"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, config: LocalCloudConfig | None = None) -> None:
+        """`config`: what orca.toml says of the cloud, for what is not asked of the cloud itself."""
         self._folder = folder
         self._cloud = LocalCloud(folder)
+        self._architectures = config.architectures if config else {}
 
     def configure(self, config: LocalCloudConfig, environment: Mapping[str, str]) -> None:
         """Say what the cloud has, and what its machines find around them (the database, kept out of every declaration)."""
@@ -59,6 +61,9 @@ class LocalProvider:
 
     def console(self, name: str, location: str) -> str:  # noqa: ARG002
         return self._cloud.console(name)
+
+    def architectures(self) -> Mapping[str, str]:
+        return self._architectures
 
     def classify(self, message: str) -> OrcaError:
         match = _CODE.search(message)

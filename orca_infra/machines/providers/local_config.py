@@ -14,8 +14,10 @@ class LocalCloud:
         locations: for each location, how many machines of each type it has room for. Empty: every location has room
             for every type, without limit.
         create_seconds: how long one create takes; 0 or more.
+        architectures: of the types for which one is stated; the machines are what this machine is, whatever it says.
 
     """
 
     locations: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     create_seconds: float = 0
+    architectures: Mapping[str, str] = field(default_factory=dict)

@@ -54,5 +54,8 @@ class MachineProvider(Protocol):
     def console(self, name: str, location: str) -> str:
         """The end of what its serial console said; empty when there is none."""
 
+    def architectures(self) -> Mapping[str, str]:
+        """By type, its architecture as Go names it (amd64, arm64); a type that is not stated is never left out."""
+
     def classify(self, message: str) -> OrcaError:
         """What the engine's report of a failed create or delete means."""

@@ -1,0 +1,580 @@
+"""The pool autoscaler, the real one, in a world that goes wrong: `python -m orca_infra.testing.simulation SEED`.
+
+observe, decide and apply, the loop's pass around them, the engine's ledger and every SQL statement are the product's, on a
+real Postgres. The clock, the clouds, the engine below its ledger, the workers and the people are simulated, from one seed. So
+a seed and a commit reproduce a failure, whatever the day.
+
+    ... SEED                    one seed, with all that happened in it
+    ... --first N --count N     many, without a word unless one fails; --database URL: in this prepared database
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, LiteralString, cast
+from unittest import mock
+
+from orca_infra.config import Config
+from orca_infra.db import embedded
+from orca_infra.errors import NotLeader, OrcaError, Transient
+from orca_infra.loop.passes import MachinePasses, PassResult
+from orca_infra.machines.model import EVERY_POOL, MachineState, MachineType, Pool
+from orca_infra.machines.providers.local_config import LocalCloud
+from orca_infra.settings import read_settings
+from orca_infra.stack.engine import Engine, EngineConfig
+from orca_infra.surroundings import Surroundings
+from orca_infra.testing.fake_cloud import FakeCloud, FakeMachine, FakeProvider
+from orca_infra.testing.simulation_chaos import Chaos
+from orca_infra.testing.simulation_checks import Checks
+from orca_infra.testing.simulation_engine import FakeBackend, FakeEngine, Killed
+from orca_infra.testing.simulation_world import ClockedDatabase, SimulatedClock, Workers, prepare_database
+
+STACK_ID = "simulatedstackid"
+CHAOTIC_PASSES = 18
+#: After the faults stop: so many passes at most until one does nothing (boot and lost times are 90 s, passes 15 s apart).
+CALM_PASSES = 60
+_SETTINGS = {
+    "ORCA_STACK": "sim",
+    "ORCA_TOKEN_KEY": "a key of the simulation, long enough",
+    "ORCA_POOL_GROW_AFTER": "5",
+    "ORCA_POOL_TRY_SECONDS": "20",
+    "ORCA_POOL_SCALE_SECONDS": "15",
+    "ORCA_POOL_BOOT_SECONDS": "90",
+    "ORCA_POOL_LOST_SECONDS": "90",
+    "ORCA_HEARTBEAT_SECONDS": "15",
+    "ORCA_STRAY_GRACE_SECONDS": "40",
+    "ORCA_STRAY_MAX": "6",
+    "ORCA_ENGINE_SECONDS": "60",
+    "PULUMI_BACKEND_URL": "file:///nowhere",
+}
+_PLACES = {"one": ("a", "b"), "two": ("c", "d")}
+_CANCEL_ONE: LiteralString = (
+    "update orca.runs set state = 'canceled' where id = (select min(id) from orca.runs where state = 'queued')"
+)
+_PIPELINES = (("w1", "p"), ("w2", "p"), ("w3", "q"))
+
+
+class _Log:
+    """Has the world say what the loop logs."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+
+    def info(self, event: str, **particulars: object) -> None:
+        self._say(f"  {event} {' '.join(f'{key}={value}' for key, value in particulars.items())}")
+
+    warning = info
+
+
+class World:
+    """One seed's world, and the loop in it."""
+
+    def __init__(
+        self,
+        seed: int,
+        databases: tuple[ClockedDatabase, ClockedDatabase, SimulatedClock],
+        folder: Path,
+        config: Config | None = None,
+    ) -> None:
+        """With `config` nothing goes wrong by itself, nobody does anything, and these are the pools."""
+        self._folder = folder
+        self.rng = random.Random(seed)  # noqa: S311  (no secret is made of it)
+        self.database, self._watcher, self.clock = databases
+        self.lines: list[str] = []
+        self.stack_id = STACK_ID
+        self.chaos = Chaos.of(self.rng)
+        self.checks = Checks(self)
+        self.in_pass = False
+        self.is_dead = False
+        self.began_at = self.clock.now
+        self.away_until = self.clock.now
+        self.pools_once_gone: set[str] = set()
+        self._idle_seconds: dict[str, set[float]] = {}
+        self.settings = read_settings({**_SETTINGS, "ORCA_DB": self.database.url, "ORCA_HOME": str(folder)})
+        lag = self.rng.choice([0.0, 2.0, 30.0]) if "lists lag" in self.chaos.rates and config is None else 0.0
+        uids = (f"uid{number:06}" for number in range(10**6))
+        self.clouds = {
+            name: FakeCloud(
+                clock=self.clock,
+                new_uid=lambda: next(uids),
+                create_seconds=2,
+                delete_seconds=1,
+                lag_seconds=lambda: self.rng.uniform(0, lag),
+                chance=self.chaos.fault,
+            )
+            for name in _PLACES
+        }
+        self.backend = FakeBackend(
+            clock=self.clock,
+            clouds={place: self.clouds[name] for name, places in _PLACES.items() for place in places},
+            around=self,
+        )
+        self.workers = Workers(
+            self.clock, self._watcher, self.rng, STACK_ID, self.say, lambda: self.is_away, self.exists
+        )
+        self.workers.never_boots = self.chaos.rates.get("never boots", 0)
+        for cloud in self.clouds.values():
+            cloud.booted = self.workers.boot
+        self.config = config or self._new_config()
+        for pool in self.config.pools:
+            self._idle_seconds.setdefault(pool.name, set()).add(pool.idle_seconds)
+        if config is not None:
+            self.chaos.end()
+            self.workers.never_boots = 0
+            self.workers.slots_of = lambda _: 1
+        self._populate(limited=config is None)
+        self.passes = self._new_loop()
+
+    # What there is.
+
+    def say(self, line: str) -> None:
+        self.lines.append(f"{(self.clock.now.timestamp() % 86400):8.1f} {line}")
+
+    def rows(self, query: LiteralString, **parameters: object) -> list[dict[str, Any]]:
+        with self._watcher.transaction() as transaction:
+            return transaction.dicts(query, parameters)
+
+    def cloud_of(self, location: str) -> FakeCloud:
+        return self.backend.clouds[location]
+
+    def exists(self, machine: FakeMachine) -> bool:
+        return self.cloud_of(machine.location).machines.get((machine.location, machine.name)) is machine
+
+    def ours(self) -> list[FakeMachine]:
+        return [
+            machine
+            for cloud in self.clouds.values()
+            for machine in cloud.machines.values()
+            if machine.labels.get("orca-stack") == STACK_ID
+        ]
+
+    def pool(self, name: str) -> Pool:
+        return next(pool for pool in self.config.pools if pool.name == name)
+
+    def idle_seconds(self, pool: str) -> set[float]:
+        """Every idle time that the pool was ever declared with."""
+        return self._idle_seconds[pool]
+
+    def may_wait(self, pipeline: str) -> bool:
+        """Whether at the end runs of a pipeline have a reason to wait."""
+        pool = dict(_PIPELINES)[pipeline]
+        [row] = self.rows("select paused, max_runs from orca.pipelines where name = %(name)s", name=pipeline)
+        paused = self.rows("select pool from orca.pool_pauses where pool in (%(pool)s, '')", pool=pool)
+        declared = [one for one in self.config.pools if one.name == pool and one.max_machines > 0]
+        return bool(row["paused"] or row["max_runs"] == 0 or paused or not declared)
+
+    @property
+    def is_away(self) -> bool:
+        return self.clock.now < self.away_until
+
+    def _new_config(self) -> Config:
+        rng = self.rng
+        pools = [self._new_pool("p", "one")]
+        if rng.random() < 0.7:
+            pools.append(self._new_pool("q", rng.choice(["one", "two"])))
+        return Config(pools=tuple(pools), max_machines_total=rng.choice([None, None, 2, 4]), local=LocalCloud())
+
+    def _new_pool(self, name: str, provider: str) -> Pool:
+        rng = self.rng
+        places = _PLACES[provider]
+        types = tuple(
+            MachineType(
+                type=kind,
+                locations=tuple(rng.sample(places, rng.randint(1, 2))),
+                wait_seconds=rng.choice([0, 30, 60]),
+                spot=rng.random() < 0.3,
+            )
+            for kind in rng.sample(["small", "large", "huge"], rng.randint(1, 3))
+        )
+        pool = Pool(
+            name=name,
+            provider=provider,
+            image="worker:1",
+            max_machines=rng.randint(1, 4),
+            idle_seconds=rng.choice([10.0, 30.0, 60.0]),
+            max_booting=rng.randint(1, 3),
+            types=types,
+        )
+        self._idle_seconds.setdefault(name, set()).add(pool.idle_seconds)
+        return pool
+
+    def _populate(self, *, limited: bool) -> None:
+        with self._watcher.transaction() as transaction:
+            for name, pool in _PIPELINES:
+                transaction.run(
+                    "insert into orca.pipelines (name, placement, max_runs, max_starts) "
+                    "values (%(name)s, %(to)s, %(n)s, %(m)s)",
+                    {
+                        "name": name,
+                        "to": f"worker:{pool}",
+                        "n": self.rng.choice([None, None, 1, 3]) if limited else None,
+                        "m": self.rng.choice([None, None, 3]) if limited else None,
+                    },
+                )
+
+    def _new_loop(self) -> MachinePasses:
+        """A loop that remembers nothing."""
+        providers = {name: FakeProvider(cloud, self._delete) for name, cloud in self.clouds.items()}
+        surroundings = Surroundings(
+            settings=self.settings,
+            database=self.database,
+            url=self.database.url,
+            stack_id=STACK_ID,
+            engine=EngineConfig(backend_url="file:///nowhere", passphrase_file=self._folder, folder=self._folder),
+            token_key=self.settings.token_key or b"",
+        )
+        return MachinePasses(
+            surroundings,
+            cast("Engine", FakeEngine(self.backend)),
+            self._verify,
+            _Log(self.say),
+            providers=lambda _: providers,
+            seconds=self._seconds,
+        )
+
+    # What the loop meets.
+
+    def entering(self) -> None:
+        """Before each transaction of the loop."""
+        if self.is_dead:
+            raise Killed
+        if self.is_away:
+            raise Transient("the database is away: simulated")
+        self.point("before a transaction")
+
+    def leaving(self) -> None:
+        self.point("after a transaction")
+
+    def point(self, label: str) -> None:
+        if self.in_pass and self.chaos.happens("killed at a point"):
+            self.say(f"  KILLED {label}")
+            self.is_dead = True
+        if self.is_dead:
+            raise Killed
+
+    def goes_on(self) -> bool:
+        self.is_dead = True
+        return self.rng.random() < 0.5
+
+    def trouble(self, kind: str, stack: str) -> OrcaError | None:
+        if self.is_dead:
+            raise Killed
+        return self.chaos.trouble(kind, stack)
+
+    def acting(self, kind: str, machine: FakeMachine | None, name: str) -> None:
+        self.say(f"  engine: {kind} {name}")
+        if kind == "create":
+            self.checks.before_create(name)
+        else:
+            self.checks.before_delete(machine, name)
+
+    def _delete(self, kind: str, machine: FakeMachine | None) -> None:
+        if self.is_dead:
+            raise Killed
+        self.say(f"  {kind} {machine.name if machine else 'what is gone'} through the provider")
+        if machine is not None:
+            self.checks.before_delete(machine, machine.name)
+            self.checks.nobodys(machine)
+
+    def _seconds(self) -> float:
+        return self.clock.now.timestamp()
+
+    def _verify(self) -> None:
+        if self.is_dead:
+            raise Killed
+        if self.is_away or (self.in_pass and self.chaos.happens("lead lost")):
+            raise NotLeader("the lead was lost: simulated")
+
+    # What happens.
+
+    def run(self) -> None:
+        """Chaos, then calm, in which a bounded number of passes comes to one that does nothing."""
+        with self.processes():
+            for _ in range(CHAOTIC_PASSES):
+                self._people()
+                self._clouds()
+                self.make_pass(may_be_killed=True)
+            self._calm_down()
+            quiet = 0
+            for _ in range(CALM_PASSES):
+                result = self.make_pass()
+                is_quiet = result is not None and not result.plan.actions and not result.changed and self._is_settled()
+                quiet = quiet + 1 if is_quiet else 0
+                if quiet == 2:
+                    break
+            self.checks.that(quiet == 2, f"no fixpoint within {CALM_PASSES} passes")
+            self.checks.at_the_end(self.config.pools)
+
+    def processes(self) -> contextlib.AbstractContextManager[object]:
+        """Within this, the ledger asks the simulation which engine processes live."""
+        return mock.patch("orca_infra.stack.operations.is_alive", self.backend.is_alive)
+
+    def _is_settled(self) -> bool:
+        """Nothing works, waits, boots, lags or is within its grace any more that could make a later pass act."""
+        left = self.rows("select pipeline, state from orca.runs where state in ('queued', 'running')")
+        if any(row["state"] == "running" or not self.may_wait(row["pipeline"]) for row in left):
+            return False
+        if any(cloud.late for cloud in self.clouds.values()):
+            return False
+        rows = self.rows("select uid, pool from orca.pool_machines where ended_at is null")
+        if {row["uid"] for row in rows} != {machine.uid for machine in self.ours()}:
+            return False
+        paused = {row["pool"] for row in self.rows("select pool from orca.pool_pauses")}
+        return EVERY_POOL in paused or paused.issuperset(row["pool"] for row in rows)
+
+    def execute(self, statement: LiteralString, **parameters: object) -> None:
+        with self._watcher.transaction() as transaction:
+            transaction.run(statement, parameters)
+
+    def make_pass(self, *, may_be_killed: bool = False) -> PassResult | None:
+        """One pass, checked, and the time until the next; None when it was cut short or given up."""
+        if may_be_killed and self.chaos.happens("killed in a sleep"):
+            self.clock.kill_at = self.clock.now + timedelta(seconds=self.rng.uniform(0, 60))
+        self.checks.begin_pass()
+        self.in_pass = True
+        result = None
+        self.say("pass")
+        self.began_at = self.clock.now
+        try:
+            result = self.passes.run(self.config)
+        except Killed:
+            self.say("  the loop was killed; another begins")
+            self.is_dead = False
+            self.passes = self._new_loop()
+        except NotLeader as error:
+            self.say(f"  {error}")
+            self.passes = self._new_loop()
+        except OrcaError as error:
+            self.say(f"  given up: {error}")
+        finally:
+            self.in_pass = False
+            self.clock.kill_at = None
+        self._note_excuses()
+        self.checks.after_pass(result)
+        self.clock.pass_until(self.clock.now + timedelta(seconds=self._wait(result)))
+        self._note_excuses()
+        return result
+
+    def _wait(self, result: PassResult | None) -> float:
+        if result is None:
+            return self.rng.uniform(5, 30) if self.is_away else 2.0
+        if result.changed:
+            return 0.2
+        due = self.settings.scale_seconds if result.next_in_seconds is None else result.next_in_seconds
+        return max(0.2, min(due, self.settings.scale_seconds))
+
+    def _note_excuses(self) -> None:
+        """What may be believed of machines from now on."""
+        lied, self.chaos.get_lies = self.chaos.get_lies > 0, 0
+        lost_seconds = self.settings.lost_seconds - 2
+        for life in self.workers.lives.values():
+            if lied or not self.exists(life.machine):
+                life.excuses.add("Vanished")
+            heard_at = life.last_hello_at or life.machine.created_at
+            if life.is_silent and (self.clock.now - heard_at).total_seconds() >= lost_seconds:
+                life.excuses.add("Lost")
+
+    def _people(self) -> None:
+        rng, chaos = self.rng, self.chaos
+        names = [pool for _, pool in _PIPELINES]
+        with self._watcher.transaction() as transaction:
+            for _ in range(rng.choice([0, 0, 0, 1, 3])):
+                transaction.run(
+                    "insert into orca.runs (pipeline, fill) values (%(name)s, %(fill)s)",
+                    {"name": rng.choice(_PIPELINES)[0], "fill": rng.random() < 0.2},
+                )
+            if chaos.happens("run canceled"):
+                transaction.run(_CANCEL_ONE)
+            if chaos.happens("pipeline paused"):
+                transaction.run(
+                    "update orca.pipelines set paused = not paused where name = %(name)s",
+                    {"name": rng.choice(_PIPELINES)[0]},
+                )
+            if chaos.happens("pause"):
+                transaction.run(
+                    "insert into orca.pool_pauses (pool) values (%(pool)s) on conflict do nothing",
+                    {"pool": rng.choice([*names, ""])},
+                )
+            if chaos.happens("resume"):
+                transaction.run("delete from orca.pool_pauses")
+        if chaos.happens("drain"):
+            self._drain()
+        if chaos.happens("pool changed"):
+            self.config = replace(
+                self.config, pools=tuple(self._new_pool(pool.name, pool.provider) for pool in self.config.pools)
+            )
+            self.say("PEOPLE orca.toml changed")
+        if chaos.happens("pool gone"):
+            self.pools_once_gone |= {pool.name for pool in self.config.pools[1:]}
+            self.config = replace(self.config, pools=self.config.pools[:1])
+            self.say("PEOPLE only pool p is left")
+        if chaos.happens("database away"):
+            seconds = rng.choice([10, 70, 85, 200])
+            self.away_until = self.clock.now + timedelta(seconds=seconds)
+            self.say(f"AWAY database for {seconds} s")
+
+    def _drain(self) -> None:
+        rows = self.rows(
+            "select name, uid from orca.pool_machines where ended_at is null and uid is not null order by name"
+        )
+        if not rows:
+            return
+        row, at_once = self.rng.choice(rows), self.rng.random() < 0.3
+        self.say(f"PEOPLE drain {row['name']}{' now' if at_once else ''}")
+        with self._watcher.transaction() as transaction:
+            transaction.run(
+                "update orca.pool_machines set drain_at = coalesce(drain_at, now()), drain_now = drain_now or %(at_once)s "
+                "where name = %(name)s",
+                {"name": row["name"], "at_once": at_once},
+            )
+        life = self.workers.lives.get(row["uid"])
+        if life is not None:
+            life.excuses.add("Drained")
+
+    def _clouds(self) -> None:
+        """What happens to machines behind the loop's back."""
+        chaos = self.chaos
+        for life in self.workers.lives.values():
+            machine = life.machine
+            if not self.exists(machine) or machine.state is not MachineState.RUNNING:
+                continue
+            cloud = self.cloud_of(machine.location)
+            if chaos.happens("preempted"):
+                self.say(f"CLOUD preempts {machine.name}")
+                life.excuses.add("Preempted")
+                cloud.halt(machine, MachineState.PREEMPTED)
+            elif chaos.happens("stopped"):
+                self.say(f"CLOUD stops {machine.name}")
+                life.excuses.add("Stopped")
+                cloud.halt(machine, MachineState.STOPPED)
+            elif chaos.happens("deleted behind"):
+                self.say(f"CLOUD loses {machine.name}")
+                life.excuses.add("Vanished")
+                cloud.remove(machine.location, machine.name, machine.uid)
+            elif chaos.happens("worker silent"):
+                self.say(f"CLOUD {machine.name} goes silent")
+                life.is_silent = True
+            elif chaos.happens("state lost"):
+                self.say(f"CLOUD {machine.name} is lost by its stack's state")
+                for stack in self.backend.stacks.values():
+                    for urn in [urn for urn in stack.resources if urn.endswith(f"::{machine.name}")]:
+                        del stack.resources[urn]
+                self.execute("delete from orca.owned where name = %(name)s", name=machine.name)
+        if chaos.happens("foreign"):
+            self._plant()
+
+    def _plant(self) -> None:
+        """Another stack's machine, or a person's, under a name that could be ours."""
+        location = self.rng.choice([place for places in _PLACES.values() for place in places])
+        name = f"orca-{self.rng.choice('pq')}-{self.rng.randint(1, 40)}"
+        cloud = self.cloud_of(location)
+        if (location, name) in cloud.machines or name in self.checks.names:
+            return
+        labels = self.rng.choice([{"orca-stack": "anotherstacksids", "orca-pool": "p"}, {}])
+        machine = cloud.plant(name, location, labels)
+        self.say(f"CLOUD another's {name} in {location}")
+        self.checks.foreign.append((machine, machine.uid))
+
+    def _calm_down(self) -> None:
+        self.say("CALM")
+        self.chaos.end()
+        self.workers.never_boots = 0
+        self.away_until = self.clock.now
+        with self._watcher.transaction() as transaction:
+            if self.rng.random() < 0.8:
+                transaction.run("delete from orca.pool_pauses")
+            # What is left to do is bounded, or so is nothing.
+            transaction.run(
+                "update orca.runs set state = 'canceled' where state = 'queued' and id not in "
+                "(select id from orca.runs where state = 'queued' order by id limit 5)"
+            )
+
+
+class Simulation:
+    """Runs seeds in one database."""
+
+    def __init__(self, url: str) -> None:
+        """`url`: a database that `prepare_database` prepared."""
+        self._folder = Path(tempfile.mkdtemp(prefix="orca-sim-home-"))
+        self._world: World | None = None
+        self._clock = SimulatedClock()
+        self._database = ClockedDatabase(url, self._clock, self._entering, self._leaving)
+        self._watcher = ClockedDatabase(url, self._clock)
+
+    def new_world(self, seed: int, config: Config | None = None) -> World:
+        """An empty world; what was in the database is gone."""
+        self._world = None
+        self._clock.reset()
+        self._watcher.clear()
+        self._world = World(seed, (self._database, self._watcher, self._clock), self._folder, config)
+        return self._world
+
+    def run(self, seed: int) -> World:
+        """Run one seed. Raises whatever broke, with what happened and the command that runs it again as a note."""
+        world = self.new_world(seed)
+        try:
+            world.run()
+        except BaseException as error:
+            error.add_note("\n".join([*world.lines[-80:], f"seed {seed} broke", command_of(seed)]))
+            raise
+        return world
+
+    def close(self) -> None:
+        self._database.close()
+        self._watcher.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _entering(self) -> None:
+        if self._world is not None:
+            self._world.entering()
+
+    def _leaving(self) -> None:
+        if self._world is not None:
+            self._world.leaving()
+
+
+def command_of(seed: int) -> str:
+    """What runs this seed again."""
+    return f"run it again: .venv/bin/python -m orca_infra.testing.simulation {seed}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit code 1 when a seed broke something; it says which, and how to run it again."""
+    parser = argparse.ArgumentParser(prog="python -m orca_infra.testing.simulation", description=__doc__)
+    parser.add_argument("seed", nargs="?", type=int)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--count", type=int, default=0)
+    parser.add_argument("--database", default="")
+    options = parser.parse_args(arguments)
+    folder = None
+    url = options.database
+    try:
+        if not url:
+            folder = Path(tempfile.mkdtemp(prefix="orca-sim-", dir="/tmp"))
+            folder.chmod(0o755)
+            url = embedded.start(folder / "postgres")
+            prepare_database(url)
+        simulation = Simulation(url)
+        if options.seed is not None:
+            print("\n".join(simulation.run(options.seed).lines))
+        for seed in range(options.first, options.first + options.count):
+            simulation.run(seed)
+        simulation.close()
+    finally:
+        if folder is not None:
+            embedded.stop(folder / "postgres")
+            shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

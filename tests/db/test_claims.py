@@ -1,0 +1,123 @@
+"""Claims of warm Pods, at the same moment as something else, by their rows alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from orca_infra.db.connection import Database
+from orca_infra.runtimes.model import Environment, Pool
+from orca_infra.runtimes.observe import SQL
+from orca_infra.runtimes.render import render_warm
+from orca_infra.runtimes.rows import record_pod
+
+STACK_ID = "astackoftests234"
+CLAIM = {
+    "namespace": "n",
+    "environment": "e",
+    "user": "u",
+    "key": None,
+    "pool": None,
+    "requests": "{}",
+    "placement": None,
+}
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    database = Database(database_url)
+    yield database
+    database.close()
+
+
+def wait_in_pool(database: Database, number: int, **pool: Any) -> str:
+    """A Pod that waits Ready, by its row alone."""
+    given: dict[str, Any] = {"namespace": "n", "name": "p", "uid": "u", "environment": "e", "size": 3}
+    environment = Environment(namespace="n", name="e", image="i")
+    pod = render_warm(Pool(**{**given, **pool}), environment, number, STACK_ID)
+    with database.transaction() as transaction:
+        record_pod(transaction, pod, taken=False)
+        transaction.run(
+            "update orca.runtime_pods set ready_at = now(), uid = %(n)s where name = %(n)s", {"n": pod.name}
+        )
+    return pod.name
+
+
+def claim(database: Database, **more: Any) -> str | None:
+    with database.transaction() as transaction:
+        found = transaction.dicts(SQL["claim"], {**CLAIM, **more})
+    return str(found[0]["pod"]) if found else None
+
+
+def end_waiting(database: Database, name: str) -> int:
+    with database.transaction() as transaction:
+        return transaction.run(
+            SQL["begin_ending"], {"name": name, "reason": "Surplus", "detail": "", "only_waiting": True}
+        )
+
+
+def test_a_pod_taken_at_the_moment_that_it_was_to_end_lives_on(
+    database: Database, background: Any, wait_until: Callable[..., None]
+) -> None:
+    name = wait_in_pool(database, 1)
+    with database.transaction() as launching:
+        assert launching.dicts(SQL["claim"], CLAIM)[0]["pod"] == name
+        ending = background(lambda: end_waiting(database, name))
+        wait_until(lambda: blocked(database) == 1)
+    ending.join()
+    assert ending.result == 0
+
+
+def test_a_pod_that_ends_at_the_moment_that_it_was_to_be_taken_is_passed_over(database: Database) -> None:
+    first, second = wait_in_pool(database, 1), wait_in_pool(database, 2)
+    with database.transaction() as passing:
+        passing.run(SQL["begin_ending"], {"name": first, "reason": "Surplus", "detail": "", "only_waiting": True})
+        assert claim(database) == second
+    assert claim(database) is None
+
+
+def blocked(database: Database) -> int:
+    with database.snapshot() as transaction:
+        return int(
+            transaction.value(
+                "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+            )
+        )
+
+
+@pytest.mark.parametrize(
+    ("asked", "taken"),
+    [
+        ({}, "small"),
+        ({"requests": '{"cpu": 1000}'}, "small"),
+        ({"requests": '{"cpu": 1001}'}, "large"),
+        ({"requests": '{"memory": 1}'}, "large"),
+        ({"requests": '{"cpu": 4001}'}, None),
+        ({"requests": '{"nvidia.com/gpu": 1000}'}, None),
+        ({"placement": '{"labels": {"disk": "ssd"}}'}, "large"),
+        ({"placement": '{"labels": {}}'}, "small"),
+        ({"placement": '{"labels": {"disk": "ssd", "a": "b"}}'}, None),
+        ({"pool": "large"}, "large"),
+        ({"pool": "large", "requests": '{"cpu": 5000}'}, None),
+        ({"environment": "other"}, None),
+        ({"namespace": "other"}, None),
+    ],
+)
+def test_what_fits_a_pod(database: Database, asked: dict[str, str], taken: str | None) -> None:
+    large = {"requests": {"cpu": "4", "memory": "8Gi"}}
+    names = {
+        "large": wait_in_pool(database, 1, name="large", resources=large, node_selector={"disk": "ssd"}),
+        "small": wait_in_pool(database, 2, name="small", resources={"requests": {"cpu": "1"}}),
+    }
+    assert claim(database, **asked) == (names[taken] if taken else None)
+
+
+def test_numbers_go_on_above_what_the_cluster_shows(database: Database) -> None:
+    def next_number(seen: int) -> int:
+        with database.transaction() as transaction:
+            transaction.run(SQL["skip_numbers"], {"seen": seen})
+            return int(transaction.value(SQL["next_number"]))
+
+    assert [next_number(seen) for seen in (1, 0, 3, 4, 9, 2)] == [2, 3, 4, 5, 10, 11]

@@ -1,0 +1,266 @@
+"""Pools on Google Cloud, from a run's demand to a machine's end: the real engine over a fake cloud."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from orca_infra.testing.fake_gcp import PROJECT, STOCK_OUTS, Fault
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+A, B = "us-central1-a", "us-central1-b"
+Gcp = Callable[..., Any]
+WaitUntil = Callable[..., None]
+
+
+def status(w: Any, pool: str = "p") -> str:
+    [row] = w.rows("select last_attempt from orca.pool_status where pool = %(pool)s", pool=pool)
+    return str(row["last_attempt"])
+
+
+def settled(w: Any, *machines: str) -> bool:
+    """Exactly these machines exist, are wanted and are owned, and nothing is pending."""
+    state = w.engine.state(w.stack)
+    return (
+        w.listed() == sorted(machines)
+        and [name for name, reason in w.reasons().items() if reason is None] == list(machines)
+        and sorted(resource.name for resource in state.resources) == sorted(machines)
+        and state.pending == ()
+    )
+
+
+def pool(name: str, locations: str) -> str:
+    return f"""
+[pools.{name}]
+provider = "gcp"
+image = "registry.example/worker:1"
+locations = {locations}
+max_machines = 1
+idle_seconds = "1h"
+types = [{{ type = "e2-small" }}]
+"""
+
+
+def test_a_run_gets_an_instance_as_declared_whose_worker_is_known_and_which_goes_when_idle(gcp: Gcp) -> None:
+    w = gcp()
+    w.configure(pools(idle='"1s"'))
+    w.queue()
+    assert w.run_pass().changed == 1
+    instance, row = w.cloud.named("orca-p-1"), w.machine("orca-p-1")
+    assert (row["uid"], row["location"], row["type"]) == (str(instance.id), A, "e2-small")
+    assert row["confirmed_at"]
+    stack_id = w.surroundings.stack_id
+    assert instance.labels["orca-stack"] == stack_id
+    assert instance.labels["orca-pool"] == "p"
+    body = instance.body
+    assert body["shieldedInstanceConfig"]["enableSecureBoot"]
+    assert body["networkInterfaces"][0]["accessConfigs"] == []
+    assert body["networkInterfaces"][0]["subnetwork"] == (
+        f"projects/{PROJECT}/regions/us-central1/subnetworks/orca-{stack_id}"
+    )
+    assert body["serviceAccounts"][0]["email"] == f"orca-{stack_id}@{PROJECT}.iam.gserviceaccount.com"
+    assert instance.metadata["serial-port-enable"] == "true"
+    w.hello("orca-p-1")
+    w.execute("update orca.runs set state = 'canceled' where state = 'queued'")
+    w.pass_until(lambda: w.reasons() == {"orca-p-1": "Idle"}, 60)
+    assert settled(w)
+
+
+def pools(**more: str) -> str:
+    toml: str = __import__("importlib").import_module(__name__.rpartition(".")[0] + ".conftest").toml(**more)
+    return toml
+
+
+def test_every_spelling_of_a_stock_out_goes_on_and_a_quota_or_a_bad_request_is_none(gcp: Gcp) -> None:
+    """Field case M1."""
+    w = gcp()
+    made = 0
+    for code, message in STOCK_OUTS[:3]:
+        w.cloud.arm("insert", Fault(reason=code, message=message, zone=A))
+        w.queue()
+        assert w.run_pass().changed == 1, message
+        made += 2
+        assert w.machine(f"orca-p-{made}")["location"] == B
+        assert w.reasons()[f"orca-p-{made - 1}"] == "NoCapacity"
+        assert status(w) == f"no capacity for e2-small in {A}; made orca-p-{made} (e2-small in {B})"
+
+    w.queue()
+    for fault, meaning, remedy in (
+        (Fault(reason="QUOTA_EXCEEDED", message="Quota 'CPUS' exceeded.  Limit: 8.0 in region us-central1."), "QuotaExceeded", "iam-admin/quotas"),
+        (Fault(status=400, reason="invalid", message="Invalid value for field 'resource.labels': 'x'"), "Refused", "orca.toml"),
+    ):
+        w.cloud.arm("insert", fault)
+        assert w.run_pass().changed == 0
+        made += 1
+        assert w.reasons()[f"orca-p-{made}"] == "Failed"
+        said = status(w)
+        assert said.startswith(f"e2-small in {A}: {meaning}: ")
+        assert remedy in said
+    assert len(w.listed()) == 3
+
+
+def test_a_stock_out_late_in_the_operation_leaves_nothing_and_the_next_zone_is_tried(gcp: Gcp) -> None:
+    w = gcp()
+    w.cloud.capacity[A, "e2-small"] = 0
+    w.cloud.create_seconds = 1
+    w.queue()
+    assert w.run_pass().changed == 1
+    assert w.reasons() == {"orca-p-1": "NoCapacity", "orca-p-2": None}
+    assert settled(w, "orca-p-2")
+
+
+def test_an_engine_killed_in_a_slow_create_that_lists_hide_is_neither_forgotten_nor_kept_beside_another(
+    gcp: Gcp, background: Any, end_engine: Any
+) -> None:
+    """Field case M3, with the engine killed by SIGKILL in mid create."""
+    w = gcp(ORCA_STRAY_GRACE_SECONDS="1")
+    w.cloud.list_lag_seconds = 2
+    w.cloud.arm("insert", Fault(seconds=3))
+    w.queue()
+    one = background(w.run_pass)
+    end_engine(w.engine_at("insert"))
+    one.join(60)
+    assert w.cloud.names() == ["orca-p-1"]  # the cloud goes on with it, whoever asked
+    w.pass_until(lambda: "orca-p-2" in w.reasons(), 60)
+    assert w.reasons()["orca-p-1"] == "Interrupted"
+    w.pass_until(lambda: w.listed() == ["orca-p-2"], 60)
+    assert settled(w, "orca-p-2")
+    assert "stray deleted" in w.log.events()
+
+
+def test_a_spot_machine_that_is_stopped_is_no_capacity_however_young_its_heartbeat_and_is_replaced(gcp: Gcp) -> None:
+    """Field case M7."""
+    w = gcp()
+    w.configure(pools(spot="true"))
+    w.queue()
+    w.run_pass()
+    assert w.cloud.named("orca-p-1").body["scheduling"]["instanceTerminationAction"] == "DELETE"
+    w.hello("orca-p-1")
+    run = w.give_run("orca-p-1")
+    w.cloud.stop("orca-p-1")
+    w.pass_until(lambda: w.listed() == ["orca-p-2"], 60)
+    assert w.reasons() == {"orca-p-1": "Preempted", "orca-p-2": None}
+    assert w.run_of(run)["state"] == "queued"
+
+    w.hello("orca-p-2")
+    run = w.give_run("orca-p-2")
+    w.cloud.preempt("orca-p-2")  # deleted, as it was declared
+    w.pass_until(lambda: w.listed() == ["orca-p-3"], 60)
+    assert w.reasons()["orca-p-2"] == "Vanished"
+    assert w.run_of(run)["state"] == "queued"
+    assert settled(w, "orca-p-3")
+
+
+def test_a_stray_made_in_the_console_goes_and_what_is_anothers_stays(gcp: Gcp) -> None:
+    w = gcp(ORCA_STRAY_GRACE_SECONDS="1")
+    w.cloud.plant("orca-p-7", labels={"orca-stack": w.surroundings.stack_id, "orca-pool": "p"})
+    w.cloud.plant("orca-p-8", labels={"orca-stack": "anotherstacksids", "orca-pool": "p"})
+    w.cloud.plant("somebody-s")
+    w.cloud.arm("delete", Fault(reason="INTERNAL_ERROR", message="Internal error"))  # the first delete leaves it there
+    w.pass_until(lambda: w.listed() == ["orca-p-8", "somebody-s"], 30)
+    assert "stray not deleted yet" in w.log.events()
+    assert w.operations() == []
+    w.queue()
+    w.run_pass()
+    assert w.reasons() == {"orca-p-9": None}  # above every number that Google lists
+
+
+def test_a_delete_that_fails_leaves_the_machine_which_is_deleted_later(gcp: Gcp) -> None:
+    w = gcp()
+    w.queue()
+    w.run_pass()
+    w.hello("orca-p-1")
+    w.cloud.arm("delete", Fault(reason="INTERNAL_ERROR", message="Internal error"))
+    w.configure("[pools]")
+    w.execute("update orca.runs set state = 'canceled'")
+    w.run_pass()
+    assert w.listed() == ["orca-p-1"]
+    assert w.machine("orca-p-1")["revoked_at"]
+    w.pass_until(lambda: w.listed() == [], 60)
+    assert w.reasons() == {"orca-p-1": "PoolGone"}
+
+
+def test_a_list_that_is_not_whole_decides_nothing(gcp: Gcp) -> None:
+    w = gcp()
+    w.queue()
+    w.run_pass()
+    for break_it in (
+        lambda: w.cloud.unreachable.add(B),
+        lambda: w.cloud.arm("list", Fault(status=429, reason="rateLimitExceeded", message="Too many requests")),
+    ):
+        break_it()
+        w.queue()
+        result = w.run_pass()
+        assert (result.changed, list(result.plan.actions)) == (0, [])
+        assert "could not be read" in result.plan.reports[0].message
+        w.cloud.unreachable.clear()
+    assert w.listed() == ["orca-p-1"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "remedy"),
+    [
+        ("zone", "gcloud compute zones list"),
+        ("type", "gcloud compute machine-types list"),
+        ("image", "boot_image"),
+        ("network", "`pulumi up` makes the stack's own"),
+    ],
+)
+def test_bad_input_is_said_with_its_remedy_and_other_pools_go_on(gcp: Gcp, bad: str, remedy: str) -> None:
+    w = gcp()
+    zones = '["europe-west9-a"]' if bad == "zone" else f'["{A}"]'
+    w.configure(pool("p", zones) + pool("q", f'["{B}"]'))
+    w.execute("insert into orca.pipelines (name, placement) values ('other', 'worker:q')")
+    w.execute("insert into orca.runs (pipeline) values ('other')")
+    w.queue()
+    for _ in range(1):
+        if bad == "type":
+            message = f"Invalid value for field 'resource.machineType': 'zones/{A}/machineTypes/e2-small'. The referenced resource does not exist."
+            w.cloud.arm("insert", Fault(status=400, reason="invalid", message=message, zone=A))
+        if bad == "image":
+            message = "Invalid value for field 'resource.disks[0].initializeParams.sourceImage': 'projects/cos-cloud/global/images/family/none'"
+            w.cloud.arm("insert", Fault(status=400, reason="invalid", message=message, zone=A))
+        if bad == "network":
+            message = "Invalid value for field 'resource.networkInterfaces[0].network': 'global/networks/none'. The referenced network resource cannot be found."
+            w.cloud.arm("insert", Fault(status=400, reason="invalid", message=message, zone=A))
+    w.run_pass()
+    assert "Refused" in status(w)
+    assert remedy in status(w)
+    assert [name for name, reason in w.reasons().items() if reason is None] == ["orca-q-1"]
+
+
+def test_a_loop_killed_in_mid_create_by_its_own_engines_end_is_taken_over(gcp: Gcp, background: Any) -> None:
+    """The engine alone gets SIGTERM: it says nothing of the machine, the state knows no more, and demand gets a new number."""
+    w = gcp()
+    w.cloud.arm("insert", Fault(seconds=2))
+    w.queue()
+    one = background(w.run_pass)
+    process = w.engine_at("insert")
+    os.kill(process.pid, signal.SIGKILL)
+    one.join(60)
+    w.pass_until(lambda: len(w.listed()) == 1 and w.listed() != ["orca-p-1"], 60)
+    assert settled(w, w.listed()[0])
+
+
+@pytest.mark.timeout(1800)
+def test_twenty_machines_up_and_down(gcp: Gcp) -> None:
+    w = gcp()
+    w.cloud.capacity[A, "e2-small"] = 12
+    w.queue(20)
+    w.run_pass()
+    names = [f"orca-p-{n}" for n in range(1, 21)]
+    w.pass_until(lambda: len(w.listed()) == 20, 900)
+    living = [name for name, reason in w.reasons().items() if reason is None]
+    assert settled(w, *living)
+    assert len(living) == 20
+    assert len({w.cloud.named(name).id for name in living}) == len(names)
+    w.hello(*living)
+    w.configure("[pools]")
+    w.execute("update orca.runs set state = 'canceled'")
+    w.pass_until(lambda: w.listed() == [], 300)
+    assert settled(w)

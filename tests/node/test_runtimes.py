@@ -1,0 +1,163 @@
+"""Runtime pools on a real node: a taken warm Pod's secret is read in its container, and a culled runtime's container is gone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from orca_infra.kube.client import Kube
+from orca_infra.kube.kinds import CRD, NAMESPACE, POD, RUNTIME_POOL, Ref
+from orca_infra.kube.labels import STACK_LABEL
+from orca_infra.log import make_log
+from orca_infra.loop.cluster_passes import RuntimePasses
+from orca_infra.runtimes.crds import runtime_environment_crd, runtime_pool_crd
+from orca_infra.runtimes.launch import LaunchHands, LaunchRequest, launch
+from orca_infra.settings import read_settings
+from orca_infra.stack.engine import Engine
+from orca_infra.stack.operations import RecordedEngine
+from orca_infra.surroundings import open_surroundings
+from orca_infra.testing.cluster import TestCluster
+from orca_infra.testing.node import IMAGE, RealNode
+from orca_infra.testing.node_secrets import percentile, wait_for_secrets
+
+LAUNCHES = 30
+#: The kubelet syncs within its period (a minute) whatever happens: what is read later than this was not hastened.
+READ_SECONDS = 5.0
+
+
+@dataclass
+class Room:
+    passes: RuntimePasses
+    launching: LaunchHands
+    kube: Kube
+    namespace: str
+    wait: Callable[..., None]
+
+    def make_pool(self, name: str, **spec: Any) -> None:
+        """An environment of that name, too, and its Pods are warm when this returns."""
+        resources = {"default": {"requests": {"cpu": "1m", "memory": "1Mi"}}}
+        environment = {"dockerImage": IMAGE, "title": name, "resourcesRanges": resources}
+        pool = {"environment": name, "burningRate": 1.0, **spec}
+        for kind, given in (("RuntimeEnvironment", environment), ("RuntimePool", pool)):
+            metadata = {"name": name, "namespace": self.namespace}
+            item = {"apiVersion": "datalayer.io/v1", "kind": kind, "metadata": metadata, "spec": given}
+            self.kube.apply(item, manager="test")
+        self.until(lambda: self.warm(name) == spec["size"], 90)
+
+    def warm(self, pool: str) -> int:
+        query = (
+            "select count(*)::int as n from orca.runtime_pods"
+            " where pool = %(p)s and ready_at is not null and taken_at is null and ending_reason is null"
+        )
+        return int(self.rows(query, p=pool)[0]["n"])
+
+    def rows(self, query: Any, **parameters: Any) -> list[dict[str, Any]]:
+        with self.launching.database.snapshot() as transaction:
+            return transaction.dicts(query, parameters)
+
+    def until(self, predicate: Callable[[], object], seconds: float = 60) -> None:
+        def pass_and_look() -> object:
+            self.passes.run()
+            return predicate()
+
+        self.wait(pass_and_look, seconds, "passes did not come to it")
+
+    def container_of(self, pod: str) -> str:
+        found = self.kube.get(Ref(kind=POD, namespace=self.namespace, name=pod))
+        assert found is not None
+        return str(found["status"]["containerStatuses"][0]["containerID"]).removeprefix("containerd://")
+
+
+@pytest.fixture
+def room(
+    cluster: TestCluster,
+    node: RealNode,
+    namespace: str,
+    database_url: str,
+    tmp_path: Any,
+    wait_until: Callable[..., None],
+) -> Iterator[Room]:
+    (tmp_path / "passphrase").write_text("a passphrase for tests")
+    (tmp_path / "state").mkdir()
+    environment = {
+        "ORCA_DB": database_url,
+        "ORCA_HOME": str(tmp_path / "home"),
+        "ORCA_TOKEN_KEY": "0123456789abcdef0123456789abcdef",
+        "PULUMI_BACKEND_URL": (tmp_path / "state").as_uri(),
+        "PULUMI_CONFIG_PASSPHRASE_FILE": str(tmp_path / "passphrase"),
+        "ORCA_RUNTIMES_NAMESPACE": namespace,
+        "KUBECONFIG": str(cluster.kubeconfig),
+    }
+    surroundings = open_surroundings(read_settings(environment), say=lambda _: None)
+    log = make_log(form="text")
+    recorded = RecordedEngine(
+        Engine(surroundings.engine, {"KUBECONFIG": str(cluster.kubeconfig)}),
+        surroundings.database,
+        backend_url=surroundings.engine.backend_url,
+        verify=lambda: None,
+        deadline_seconds=60,
+    )
+    with Kube.connect(kubeconfig=cluster.kubeconfig) as kube:
+        for crd in (runtime_pool_crd(), runtime_environment_crd()):
+            kube.apply(crd, manager="test", force=True)
+        for crd in (runtime_pool_crd(), runtime_environment_crd()):
+            ref = Ref(kind=CRD, name=crd["metadata"]["name"])
+            wait_until(lambda ref=ref: established(kube, ref), 20)
+        labels = {STACK_LABEL: surroundings.stack_id}
+        kube.patch(Ref(kind=NAMESPACE, name=namespace), {"metadata": {"labels": labels}})
+        passes = RuntimePasses(surroundings, kube, recorded, verify=lambda: None, log=log)
+        launching = LaunchHands(
+            database=surroundings.database, kube=kube, namespace=namespace, stack_id=surroundings.stack_id, log=log
+        )
+        yield Room(passes, launching, kube, namespace, wait_until)
+    surroundings.close()
+
+
+def established(kube: Kube, ref: Ref) -> bool:
+    conditions = ((kube.get(ref) or {}).get("status") or {}).get("conditions") or []
+    return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
+
+
+def test_a_taken_pods_secret_is_read_in_its_container_at_once(room: Room, capsys: pytest.CaptureFixture[str]) -> None:
+    room.make_pool("python", size=LAUNCHES)
+    from_call, from_answer = [], []
+    for number in range(LAUNCHES):
+        token = f"secret number {number}"
+        called = time.time()
+        taken = launch(
+            room.launching, LaunchRequest(environment="python", user=f"user-{number}", secrets={"TOKEN": token})
+        )
+        answered = time.time()
+        assert taken.warm
+        read = wait_for_secrets(room.kube, room.namespace, taken.pod)
+        assert read.values == {"TOKEN": token}
+        from_call.append(read.at - called)
+        from_answer.append(read.at - answered)
+    with capsys.disabled():
+        print(f"\nsecret read in the container, {LAUNCHES} launches on warm Pods of a real node:")
+        for name, seconds in (("from the call", from_call), ("from its answer", from_answer)):
+            figures = [f"{what} {percentile(seconds, part) * 1000:.0f} ms" for what, part in PARTS.items()]
+            print(f"  {name}: {', '.join(figures)}")
+    assert max(from_call) < READ_SECONDS
+
+
+PARTS = {"p50": 0.5, "p99": 0.99, "maximum": 1.0}
+
+
+def test_a_culled_runtimes_container_is_gone(room: Room, node: RealNode) -> None:
+    room.make_pool("brief", size=1, cull={"seconds": 3})
+    taken = launch(room.launching, LaunchRequest(environment="brief", user="jane", secrets={"TOKEN": "t"}))
+    container = room.container_of(taken.pod)
+    assert container in node.containers()
+    ended = "select reason, credits, extract(epoch from ended_at - assigned_at) as seconds from orca.runtimes where ended_at is not null"
+    room.until(lambda: room.rows(ended))
+    [row] = room.rows(ended)
+    assert row["reason"] == "Culled"
+    assert 3 <= row["credits"] < 10
+    assert container not in node.containers()
+    assert room.kube.get(Ref(kind=POD, namespace=room.namespace, name=taken.pod)) is None
+    room.kube.patch(Ref(kind=RUNTIME_POOL, namespace=room.namespace, name="brief"), {"spec": {"size": 0}})
