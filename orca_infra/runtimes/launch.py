@@ -218,6 +218,7 @@ def _start_cold(hands: LaunchHands, request: LaunchRequest) -> _Claim:
         except ValueError as error:
             raise Refused(f"pool {pool.name} cannot be used: in its resources, {error}") from None
         record_pod(transaction, pod, taken=True)
+        transaction.value(SQL["wake_loop"])
         return transaction.rows(_Claim, SQL["record_runtime"], {**parameters, "name": pod.name})[0]
 
 

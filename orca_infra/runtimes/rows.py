@@ -9,7 +9,7 @@ from orca_infra.db.connection import Database, Transaction
 from orca_infra.kube.kinds import Object
 from orca_infra.runtimes.model import Mark
 from orca_infra.runtimes.observe import SQL, read_object
-from orca_infra.runtimes.render import RenderedPod
+from orca_infra.runtimes.render import RUNTIME_ANNOTATION, RenderedPod
 from orca_infra.runtimes.resources import size_of
 
 
@@ -24,25 +24,26 @@ def note_pod(database: Database, item: Object) -> bool:
 class PodNotes:
     """Notes what a watch shows, and asks the database only about what it has not shown before.
 
-    Most of what happens to a Pod is no news for its row: every launch touches its Pod twice.
+    Most of what happens to a Pod is no news: every launch touches its Pod twice. The first touch is, since its pool then
+    lacks one.
     """
 
     _KEPT_MOST = 50_000
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._last: dict[str, Mark] = {}
+        self._last: dict[str, tuple[Mark, str | None]] = {}
 
     def note(self, item: Object) -> bool:
         """Gives whether anything was new."""
         mark = _mark_of(item)
-        if self._last.get(mark.name) == mark:
-            return False
-        new = _note(self._database, mark)
+        runtime = (item["metadata"].get("annotations") or {}).get(RUNTIME_ANNOTATION)
+        before, taken_by = self._last.get(mark.name, (None, None))
+        new = mark != before and _note(self._database, mark)
         if len(self._last) >= self._KEPT_MOST:  # names are never used twice
             self._last.clear()
-        self._last[mark.name] = mark
-        return new
+        self._last[mark.name] = (mark, runtime)
+        return new or runtime != taken_by
 
 
 def _mark_of(item: Object) -> Mark:

@@ -146,7 +146,7 @@ def run_demo(*, keep: bool, use_cluster: bool = False) -> bool:
     cluster: DemoCluster | None = None
     try:
         with _interrupted_by_signals():
-            cluster = DemoCluster(use_cluster=use_cluster)
+            cluster = DemoCluster(use_cluster=use_cluster, keep=keep)
             stage = _set_stage(folder, console, cluster)
             loop = _start_loop(stage)
             try:

@@ -11,7 +11,7 @@ from orca_infra.db.connection import Database
 from orca_infra.runtimes.model import Environment, Pool
 from orca_infra.runtimes.observe import SQL
 from orca_infra.runtimes.render import render_warm
-from orca_infra.runtimes.rows import record_pod
+from orca_infra.runtimes.rows import PodNotes, record_pod
 
 STACK_ID = "astackoftests234"
 CLAIM = {
@@ -121,3 +121,44 @@ def test_numbers_go_on_above_what_the_cluster_shows(database: Database) -> None:
             return int(transaction.value(SQL["next_number"]))
 
     assert [next_number(seen) for seen in (1, 0, 3, 4, 9, 2)] == [2, 3, 4, 5, 10, 11]
+
+
+def seen(name: str, **more: Any) -> dict[str, Any]:
+    """A Ready Pod as a watch shows it."""
+    metadata = {"name": name, "namespace": "n", "uid": name, "creationTimestamp": "2026-05-01T12:00:00Z"}
+    status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+    return {"metadata": {**metadata, **more}, "status": status}
+
+
+def test_a_touch_is_news_once_and_asks_the_database_nothing(database: Database) -> None:
+    name = wait_in_pool(database, 1)
+    notes = PodNotes(database)
+    assert not notes.note(seen(name))
+    assert notes.note(seen(name, deletionTimestamp="2026-05-01T12:00:00Z"))
+    assert notes.note(seen(name))
+    database.close()
+    touched = {"orca.runtime": "r", "orca.touched": "1"}
+    assert notes.note(seen(name, annotations=touched))
+    assert not notes.note(seen(name, annotations={**touched, "orca.touched": "2"}))
+    with pytest.raises(Exception, match="closed"):
+        notes.note(seen(name, deletionTimestamp="2026-05-01T12:00:00Z"))
+
+
+def test_a_claim_reads_the_first_pod_that_fits_and_none_beside_it(database: Database) -> None:
+    with database.transaction() as transaction:
+        plan = "".join(row["QUERY PLAN"] for row in transaction.dicts("explain " + SQL["claim"], CLAIM))
+    assert "Index Scan using runtime_pods_next" in plan
+    assert "Sort" not in plan
+
+
+def test_credits_are_the_seconds_since_it_could_be_used_and_never_past_its_time(database: Database) -> None:
+    def seconds(assigned: int, ready: int | None, until: int, expires: int | None) -> float:
+        parameters = {"a": assigned, "r": ready, "u": until, "e": expires}
+        moments = ", ".join(f"to_timestamp(%({key})s::int)" for key in parameters)
+        with database.snapshot() as transaction:
+            return float(transaction.value(f"select orca.runtime_seconds({moments})", parameters))
+
+    assert seconds(10, 5, 30, None) == seconds(10, 5, 30, 40) == 20
+    assert seconds(10, 5, 30, 25) == 15
+    assert seconds(10, 15, 30, 25) == 10
+    assert seconds(10, None, 30, 25) == seconds(10, 40, 30, 25) == seconds(10, 5, 9, None) == 0

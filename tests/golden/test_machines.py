@@ -28,6 +28,7 @@ from orca_infra.machines.model import (
     Plan,
     Pool,
     Progress,
+    Refusal,
     SeenMachine,
     Snapshot,
 )
@@ -55,9 +56,12 @@ POOL = {
 WORKER = {"first_seen": -3000, "seen": -5, "slots": 1, "running": 0}
 INPUT_KEYS = {
     *("about", "hearing", "limits", "pools", "demand", "progress", "machines", "seen", "owned"),
-    *("gone", "held", "unreadable"),
+    *("gone", "held", "unreadable", "paused", "refused", "ended_lately", "type_architectures", "image_architectures"),
 }
-MACHINE_KEYS = {"name", "provider", "created", "confirmed", "revoked", "removal_reason", "worker", "listed", "owned"}
+MACHINE_KEYS = {
+    *("name", "provider", "created", "confirmed", "revoked", "removal_reason", "worker", "listed", "owned"),
+    *("drain", "drain_now"),
+}
 
 
 def at(seconds: float | bool | None) -> datetime | None:
@@ -96,6 +100,13 @@ def read_input(path: Path) -> tuple[Snapshot, tuple[Pool, ...], Limits]:
         owned={pool: frozenset(names) for pool, names in owned.items()},
         held=case.get("held", {}),
         unreadable=case.get("unreadable", {}),
+        paused=frozenset(case.get("paused", [])),
+        refusals=tuple(read_refusal(one) for one in case.get("refused", [])),
+        ended_lately=frozenset((name, f"uid-{name}") for name in case.get("ended_lately", [])),
+        type_architectures=case.get("type_architectures", {}),
+        image_architectures={
+            image: frozenset(variants) for image, variants in case.get("image_architectures", {}).items()
+        },
     )
     return snapshot, pools, Limits(**{**LIMITS, **case.get("limits", {})})
 
@@ -128,6 +139,21 @@ def read_progress(one: Mapping[str, Any]) -> Progress:
     )
 
 
+def read_refusal(one: Mapping[str, Any]) -> Refusal:
+    """A stock-out in pool p ten seconds ago, the first."""
+    last_at = sure(one.get("last", -10))
+    return Refusal(
+        pool=one.get("pool", "p"),
+        type=one["type"],
+        location=one["location"],
+        spot=one.get("spot", False),
+        kind=one.get("kind", "NoCapacity"),
+        since=last_at,
+        last_at=last_at,
+        times=one.get("times", 1),
+    )
+
+
 def read_machine(one: Mapping[str, Any]) -> MachineRow:
     """A machine that was made an hour ago; with `worker`, even an empty one, its worker was seen."""
     assert one.keys() <= MACHINE_KEYS, one.keys() - MACHINE_KEYS
@@ -152,6 +178,8 @@ def read_machine(one: Mapping[str, Any]) -> MachineRow:
         slots=worker.get("slots", 0),
         running=worker.get("running", 0),
         last_run_ended_at=at(worker.get("last_ended")),
+        drain_at=at(one.get("drain")),
+        drain_now=one.get("drain_now", False),
     )
 
 

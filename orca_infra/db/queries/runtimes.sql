@@ -119,6 +119,10 @@ from orca.runtime_pods p where p.name = %(name)s
 returning id, pod, %(namespace)s as namespace, null::text as uid, null::text as address, false as warm, environment,
     expires_at, false as secret_made, null::text as ended, '' as ended_detail
 
+-- name: wake_loop
+-- Its next pass makes the Pod: nothing on the cluster tells it of a cold start.
+select pg_notify('orca_demand', '')
+
 -- name: secret_made
 -- Not for a runtime whose Pod is ending already: its launch goes on to the next.
 update orca.runtimes r set secret_made_at = coalesce(r.secret_made_at, now()) from orca.runtime_pods p
