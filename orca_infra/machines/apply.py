@@ -356,16 +356,26 @@ def _destroy_names(pool: str, names: list[str], hands: MachineHands) -> set[str]
     if urns:
         try:
             hands.engine.destroy(stack, targets=urns)
-        except EngineFailed as error:
-            state = hands.engine.settle(stack)
-            left |= {resource.name for resource in state.resources} & set(names)
-            hands.log.warning("machines not deleted yet", pulumi_stack=stack, left=sorted(left), said=str(error))
         except NotLeader:
             raise
         except OrcaError as error:
-            hands.log.warning("machines not deleted yet", pulumi_stack=stack, said=str(error))
-            left |= {name for name in names if name in owned}
+            left |= _left_of(stack, {name for name in names if name in owned}, error, hands)
+            hands.log.warning("machines not deleted yet", pulumi_stack=stack, left=sorted(left), said=str(error))
     return left
+
+
+def _left_of(stack: str, names: set[str], error: OrcaError, hands: MachineHands) -> set[str]:
+    """The machines that the stack still owns after a deletion that did not end well; all of them when that is not known."""
+    if not isinstance(error, EngineFailed):
+        return names
+    try:
+        state = hands.engine.settle(stack)
+    except NotLeader:
+        raise
+    except OrcaError as unknown:
+        hands.log.warning("what is left is not known yet", pulumi_stack=stack, said=str(unknown))
+        return names
+    return {resource.name for resource in state.resources} & names
 
 
 def _delete_lost_by_state(row: Mapping[str, Any], hands: MachineHands) -> bool:

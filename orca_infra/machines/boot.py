@@ -19,7 +19,7 @@ from orca_infra.errors import Refused
 from orca_infra.machines.providers.port import TOKEN_PLACEHOLDER
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET = re.compile(r"projects/[a-z0-9:.-]+/secrets/[A-Za-z0-9_-]+(?:/versions/(?:latest|[0-9]+))?")
+SECRET = re.compile(r"projects/[a-z0-9:.-]+/secrets/[A-Za-z0-9_-]+(?:/versions/(?:latest|[0-9]+))?")
 #: Registries that take the machine's own service account.
 _GOOGLE_REGISTRY = re.compile(r"(?:[a-z0-9-]+\.)?(?:gcr\.io|pkg\.dev)")
 
@@ -175,7 +175,7 @@ def startup_script(boot: Boot) -> str:
         "ORCA_POOL": boot.pool,
         "ORCA_TOKEN": TOKEN_PLACEHOLDER,
     }
-    if boot.database_secret and not _SECRET.fullmatch(boot.database_secret):
+    if boot.database_secret and not SECRET.fullmatch(boot.database_secret):
         raise Refused(
             f"database_secret {boot.database_secret!r} is no secret's name: write projects/PROJECT/secrets/SECRET"
         )

@@ -184,15 +184,16 @@ def _remove(row: MachineRow, reason: Reason, why: str, *, only_idle: bool = Fals
 
 def _facts(snapshot: Snapshot, limits: Limits) -> dict[str, tuple[Reason, str]]:
     """By name, the machines of which their provider says that they are gone, stopped or preempted."""
-    seen = {(provider, machine.name): machine for provider, machine in snapshot.seen}
+    # By uid, too: in another place another's machine may have the same name.
+    seen = {(provider, machine.name, machine.uid): machine for provider, machine in snapshot.seen}
     facts: dict[str, tuple[Reason, str]] = {}
     for row in snapshot.machines:
-        machine = seen.get((row.provider, row.name))
+        machine = seen.get((row.provider, row.name, row.uid or ""))
         if row.name in snapshot.gone:
             # A young machine may not be shown yet: clouds' reads lag behind their writes.
             if _since(row.created_at, snapshot.now) >= limits.stray_grace_seconds:
                 facts[row.name] = (Reason.VANISHED, "its provider says that there is no such machine")
-        elif machine is None or machine.uid != row.uid:
+        elif machine is None:
             continue
         elif machine.state is MachineState.PREEMPTED:
             facts[row.name] = (Reason.PREEMPTED, "its provider preempted it")
@@ -235,7 +236,7 @@ def _grow(pool: Pool, view: _View, spare: int | None, leaving: frozenset[str]) -
     progress = view.snapshot.progress.get(pool.name, Progress())
     booting = sum(row.is_booting and row.name not in leaving for row in rows)
     steps, skipped = _usable(pool, view.snapshot)
-    message = _why_not(pool, view, booting, spare) or ("" if steps else skipped)
+    message = _why_not(pool, view, booting, spare) or ("" if steps else "no type of the pool can run its image")
     next_try_at = None
     if not message and progress.tried_at is not None:
         next_try_at = progress.tried_at + timedelta(seconds=view.limits.try_seconds)

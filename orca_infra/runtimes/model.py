@@ -109,7 +109,7 @@ class RuntimeLimits:
     backoff_seconds: float = 10.0
     backoff_most_seconds: float = 300.0
     abandoned_seconds: float = 300.0
-    births_max: int = 100
+    births_max: int = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,8 +22,9 @@ from orca_infra.stack.outcome import ResourceChange
 from orca_infra.stack.program import Program, Registered, Registrar
 
 SQL = load_queries("cohorts")
-#: Rows (runs, or runtime Pods) that one cohort makes at the most.
-COHORT_ROWS = 100
+#: Rows that a cohort makes at the most: a run has about five objects, a runtime Pod is one. An `up` costs about 2 s and 20 ms
+#: an object, so that small cohorts make few Pods a second.
+COHORT_ROWS = {"runs": 100, "runtimes": 500}
 #: Cohorts dropped in one pass at the most: each is a call of the engine's program.
 DROPS_MAX = 5
 # The provider's own limits on its requests are far below what a cohort needs.
@@ -91,7 +92,9 @@ class Cohorts:
         Raises OutcomeUnknown when the `up` was cut short (the next cohort adopts what it made), and what the engine raises.
         """
         with self._database.transaction() as transaction:
-            objects = transaction.rows(OpenObject, SQL["open_objects"], {"scope": self._scope, "limit": COHORT_ROWS})
+            objects = transaction.rows(
+                OpenObject, SQL["open_objects"], {"scope": self._scope, "limit": COHORT_ROWS[self._scope]}
+            )
             if not objects:
                 return None
             stack = str(transaction.value(SQL["begin_cohort"], {"prefix": self._prefix, "scope": self._scope}))

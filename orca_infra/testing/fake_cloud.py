@@ -132,6 +132,7 @@ class FakeCloud:
         chance: gives the fault that a call of this verb meets, if any.
         booted: told of each machine that is there from now on.
         late: how many changes are still to come after their answer.
+        lied: the uids of machines that were said to be deleted and were not.
 
     """
 
@@ -147,6 +148,7 @@ class FakeCloud:
     armed: _Armed = field(default_factory=list)
     ghosts: _Machines = field(default_factory=list)
     late: int = 0
+    lied: set[str] = field(default_factory=set)
 
     def arm(self, verb: str, fault: Fault, times: int = 1) -> None:
         """Have the next calls of `create`, `list`, `get` or `delete` go wrong so."""
@@ -178,7 +180,9 @@ class FakeCloud:
         due_at = self.clock.now + timedelta(seconds=self.delete_seconds + (fault.seconds if fault else 0))
         if fault is None or fault.effect is Effect.DONE:
             self.remove(location, name, uid)
-        elif fault.effect is Effect.LATE:
+        elif not fault.says:
+            self.lied.add(uid)
+        if fault is not None and fault.effect is Effect.LATE:
             late = due_at - self.clock.now + timedelta(seconds=fault.late_seconds)
             self._later(late, lambda: self.remove(location, name, uid))
         return Operation(due_at, says=fault.says if fault else "")

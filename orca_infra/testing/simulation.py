@@ -17,7 +17,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, LiteralString, cast
@@ -27,8 +26,7 @@ from orca_infra.config import Config
 from orca_infra.db import embedded
 from orca_infra.errors import NotLeader, OrcaError, Transient
 from orca_infra.loop.passes import MachinePasses, PassResult
-from orca_infra.machines.model import EVERY_POOL, MachineState, MachineType, Pool
-from orca_infra.machines.providers.local_config import LocalCloud
+from orca_infra.machines.model import EVERY_POOL, Pool
 from orca_infra.settings import read_settings
 from orca_infra.stack.engine import Engine, EngineConfig
 from orca_infra.surroundings import Surroundings
@@ -36,6 +34,7 @@ from orca_infra.testing.fake_cloud import FakeCloud, FakeMachine, FakeProvider
 from orca_infra.testing.simulation_chaos import Chaos
 from orca_infra.testing.simulation_checks import Checks
 from orca_infra.testing.simulation_engine import FakeBackend, FakeEngine, Killed
+from orca_infra.testing.simulation_events import PIPELINES, PLACES, Events
 from orca_infra.testing.simulation_world import ClockedDatabase, SimulatedClock, Workers, prepare_database
 
 STACK_ID = "simulatedstackid"
@@ -56,11 +55,6 @@ _SETTINGS = {
     "ORCA_ENGINE_SECONDS": "60",
     "PULUMI_BACKEND_URL": "file:///nowhere",
 }
-_PLACES = {"one": ("a", "b"), "two": ("c", "d")}
-_CANCEL_ONE: LiteralString = (
-    "update orca.runs set state = 'canceled' where id = (select min(id) from orca.runs where state = 'queued')"
-)
-_PIPELINES = (("w1", "p"), ("w2", "p"), ("w3", "q"))
 
 
 class _Log:
@@ -88,11 +82,12 @@ class World:
         """With `config` nothing goes wrong by itself, nobody does anything, and these are the pools."""
         self._folder = folder
         self.rng = random.Random(seed)  # noqa: S311  (no secret is made of it)
-        self.database, self._watcher, self.clock = databases
+        self.database, self.watcher, self.clock = databases
         self.lines: list[str] = []
         self.stack_id = STACK_ID
         self.chaos = Chaos.of(self.rng)
         self.checks = Checks(self)
+        self.events = Events(self)
         self.in_pass = False
         self.is_dead = False
         self.began_at = self.clock.now
@@ -111,22 +106,21 @@ class World:
                 lag_seconds=lambda: self.rng.uniform(0, lag),
                 chance=self.chaos.fault,
             )
-            for name in _PLACES
+            for name in PLACES
         }
         self.backend = FakeBackend(
             clock=self.clock,
-            clouds={place: self.clouds[name] for name, places in _PLACES.items() for place in places},
+            clouds={place: self.clouds[name] for name, places in PLACES.items() for place in places},
             around=self,
         )
         self.workers = Workers(
-            self.clock, self._watcher, self.rng, STACK_ID, self.say, lambda: self.is_away, self.exists
+            self.clock, self.watcher, self.rng, STACK_ID, self.say, lambda: self.is_away, self.exists
         )
         self.workers.never_boots = self.chaos.rates.get("never boots", 0)
         for cloud in self.clouds.values():
             cloud.booted = self.workers.boot
-        self.config = config or self._new_config()
-        for pool in self.config.pools:
-            self._idle_seconds.setdefault(pool.name, set()).add(pool.idle_seconds)
+        self.config = config or self.events.new_config()
+        self.note_idle_seconds()
         if config is not None:
             self.chaos.end()
             self.workers.never_boots = 0
@@ -140,7 +134,7 @@ class World:
         self.lines.append(f"{(self.clock.now.timestamp() % 86400):8.1f} {line}")
 
     def rows(self, query: LiteralString, **parameters: object) -> list[dict[str, Any]]:
-        with self._watcher.transaction() as transaction:
+        with self.watcher.transaction() as transaction:
             return transaction.dicts(query, parameters)
 
     def cloud_of(self, location: str) -> FakeCloud:
@@ -166,50 +160,23 @@ class World:
 
     def may_wait(self, pipeline: str) -> bool:
         """Whether at the end runs of a pipeline have a reason to wait."""
-        pool = dict(_PIPELINES)[pipeline]
+        pool = dict(PIPELINES)[pipeline]
         [row] = self.rows("select paused, max_runs from orca.pipelines where name = %(name)s", name=pipeline)
         paused = self.rows("select pool from orca.pool_pauses where pool in (%(pool)s, '')", pool=pool)
         declared = [one for one in self.config.pools if one.name == pool and one.max_machines > 0]
         return bool(row["paused"] or row["max_runs"] == 0 or paused or not declared)
 
+    def note_idle_seconds(self) -> None:
+        for pool in self.config.pools:
+            self._idle_seconds.setdefault(pool.name, set()).add(pool.idle_seconds)
+
     @property
     def is_away(self) -> bool:
         return self.clock.now < self.away_until
 
-    def _new_config(self) -> Config:
-        rng = self.rng
-        pools = [self._new_pool("p", "one")]
-        if rng.random() < 0.7:
-            pools.append(self._new_pool("q", rng.choice(["one", "two"])))
-        return Config(pools=tuple(pools), max_machines_total=rng.choice([None, None, 2, 4]), local=LocalCloud())
-
-    def _new_pool(self, name: str, provider: str) -> Pool:
-        rng = self.rng
-        places = _PLACES[provider]
-        types = tuple(
-            MachineType(
-                type=kind,
-                locations=tuple(rng.sample(places, rng.randint(1, 2))),
-                wait_seconds=rng.choice([0, 30, 60]),
-                spot=rng.random() < 0.3,
-            )
-            for kind in rng.sample(["small", "large", "huge"], rng.randint(1, 3))
-        )
-        pool = Pool(
-            name=name,
-            provider=provider,
-            image="worker:1",
-            max_machines=rng.randint(1, 4),
-            idle_seconds=rng.choice([10.0, 30.0, 60.0]),
-            max_booting=rng.randint(1, 3),
-            types=types,
-        )
-        self._idle_seconds.setdefault(name, set()).add(pool.idle_seconds)
-        return pool
-
     def _populate(self, *, limited: bool) -> None:
-        with self._watcher.transaction() as transaction:
-            for name, pool in _PIPELINES:
+        with self.watcher.transaction() as transaction:
+            for name, pool in PIPELINES:
                 transaction.run(
                     "insert into orca.pipelines (name, placement, max_runs, max_starts) "
                     "values (%(name)s, %(to)s, %(n)s, %(m)s)",
@@ -300,8 +267,8 @@ class World:
         """Chaos, then calm, in which a bounded number of passes comes to one that does nothing."""
         with self.processes():
             for _ in range(CHAOTIC_PASSES):
-                self._people()
-                self._clouds()
+                self.events.people()
+                self.events.clouds()
                 self.make_pass(may_be_killed=True)
             self._calm_down()
             quiet = 0
@@ -332,7 +299,7 @@ class World:
         return EVERY_POOL in paused or paused.issuperset(row["pool"] for row in rows)
 
     def execute(self, statement: LiteralString, **parameters: object) -> None:
-        with self._watcher.transaction() as transaction:
+        with self.watcher.transaction() as transaction:
             transaction.run(statement, parameters)
 
     def make_pass(self, *, may_be_killed: bool = False) -> PassResult | None:
@@ -365,8 +332,11 @@ class World:
         return result
 
     def _wait(self, result: PassResult | None) -> float:
+        if self.is_away:  # the interesting moment is the return
+            left = (self.away_until - self.clock.now).total_seconds()
+            return self.rng.choice([left / 2, left, left + self.rng.uniform(0, 5)])
         if result is None:
-            return self.rng.uniform(5, 30) if self.is_away else 2.0
+            return 2.0
         if result.changed:
             return 0.2
         due = self.settings.scale_seconds if result.next_in_seconds is None else result.next_in_seconds
@@ -383,113 +353,12 @@ class World:
             if life.is_silent and (self.clock.now - heard_at).total_seconds() >= lost_seconds:
                 life.excuses.add("Lost")
 
-    def _people(self) -> None:
-        rng, chaos = self.rng, self.chaos
-        names = [pool for _, pool in _PIPELINES]
-        with self._watcher.transaction() as transaction:
-            for _ in range(rng.choice([0, 0, 0, 1, 3])):
-                transaction.run(
-                    "insert into orca.runs (pipeline, fill) values (%(name)s, %(fill)s)",
-                    {"name": rng.choice(_PIPELINES)[0], "fill": rng.random() < 0.2},
-                )
-            if chaos.happens("run canceled"):
-                transaction.run(_CANCEL_ONE)
-            if chaos.happens("pipeline paused"):
-                transaction.run(
-                    "update orca.pipelines set paused = not paused where name = %(name)s",
-                    {"name": rng.choice(_PIPELINES)[0]},
-                )
-            if chaos.happens("pause"):
-                transaction.run(
-                    "insert into orca.pool_pauses (pool) values (%(pool)s) on conflict do nothing",
-                    {"pool": rng.choice([*names, ""])},
-                )
-            if chaos.happens("resume"):
-                transaction.run("delete from orca.pool_pauses")
-        if chaos.happens("drain"):
-            self._drain()
-        if chaos.happens("pool changed"):
-            self.config = replace(
-                self.config, pools=tuple(self._new_pool(pool.name, pool.provider) for pool in self.config.pools)
-            )
-            self.say("PEOPLE orca.toml changed")
-        if chaos.happens("pool gone"):
-            self.pools_once_gone |= {pool.name for pool in self.config.pools[1:]}
-            self.config = replace(self.config, pools=self.config.pools[:1])
-            self.say("PEOPLE only pool p is left")
-        if chaos.happens("database away"):
-            seconds = rng.choice([10, 70, 85, 200])
-            self.away_until = self.clock.now + timedelta(seconds=seconds)
-            self.say(f"AWAY database for {seconds} s")
-
-    def _drain(self) -> None:
-        rows = self.rows(
-            "select name, uid from orca.pool_machines where ended_at is null and uid is not null order by name"
-        )
-        if not rows:
-            return
-        row, at_once = self.rng.choice(rows), self.rng.random() < 0.3
-        self.say(f"PEOPLE drain {row['name']}{' now' if at_once else ''}")
-        with self._watcher.transaction() as transaction:
-            transaction.run(
-                "update orca.pool_machines set drain_at = coalesce(drain_at, now()), drain_now = drain_now or %(at_once)s "
-                "where name = %(name)s",
-                {"name": row["name"], "at_once": at_once},
-            )
-        life = self.workers.lives.get(row["uid"])
-        if life is not None:
-            life.excuses.add("Drained")
-
-    def _clouds(self) -> None:
-        """What happens to machines behind the loop's back."""
-        chaos = self.chaos
-        for life in self.workers.lives.values():
-            machine = life.machine
-            if not self.exists(machine) or machine.state is not MachineState.RUNNING:
-                continue
-            cloud = self.cloud_of(machine.location)
-            if chaos.happens("preempted"):
-                self.say(f"CLOUD preempts {machine.name}")
-                life.excuses.add("Preempted")
-                cloud.halt(machine, MachineState.PREEMPTED)
-            elif chaos.happens("stopped"):
-                self.say(f"CLOUD stops {machine.name}")
-                life.excuses.add("Stopped")
-                cloud.halt(machine, MachineState.STOPPED)
-            elif chaos.happens("deleted behind"):
-                self.say(f"CLOUD loses {machine.name}")
-                life.excuses.add("Vanished")
-                cloud.remove(machine.location, machine.name, machine.uid)
-            elif chaos.happens("worker silent"):
-                self.say(f"CLOUD {machine.name} goes silent")
-                life.is_silent = True
-            elif chaos.happens("state lost"):
-                self.say(f"CLOUD {machine.name} is lost by its stack's state")
-                for stack in self.backend.stacks.values():
-                    for urn in [urn for urn in stack.resources if urn.endswith(f"::{machine.name}")]:
-                        del stack.resources[urn]
-                self.execute("delete from orca.owned where name = %(name)s", name=machine.name)
-        if chaos.happens("foreign"):
-            self._plant()
-
-    def _plant(self) -> None:
-        """Another stack's machine, or a person's, under a name that could be ours."""
-        location = self.rng.choice([place for places in _PLACES.values() for place in places])
-        name = f"orca-{self.rng.choice('pq')}-{self.rng.randint(1, 40)}"
-        cloud = self.cloud_of(location)
-        if (location, name) in cloud.machines or name in self.checks.names:
-            return
-        labels = self.rng.choice([{"orca-stack": "anotherstacksids", "orca-pool": "p"}, {}])
-        machine = cloud.plant(name, location, labels)
-        self.say(f"CLOUD another's {name} in {location}")
-        self.checks.foreign.append((machine, machine.uid))
-
     def _calm_down(self) -> None:
         self.say("CALM")
         self.chaos.end()
         self.workers.never_boots = 0
         self.away_until = self.clock.now
-        with self._watcher.transaction() as transaction:
+        with self.watcher.transaction() as transaction:
             if self.rng.random() < 0.8:
                 transaction.run("delete from orca.pool_pauses")
             # What is left to do is bounded, or so is nothing.

@@ -102,11 +102,10 @@ class Chaos:
     def trouble(self, kind: str, stack: str) -> OrcaError | None:
         """What keeps the engine from beginning an operation, or from writing its end down."""
         if kind.endswith(" ended"):
-            return (
-                OutcomeUnknown(f"{stack}: post-step event returned an error")
-                if self.happens("engine: post-step")
-                else None
-            )
+            if not self.happens("engine: post-step"):
+                return None
+            said = f"{stack}: post-step event returned an error"
+            return self.rng.choice([OutcomeUnknown(said), EngineFailed(said)])
         if kind != "state" and self.happens("engine: locked"):
             return StackLocked(f"{stack}: another operation holds the stack's lock")
         if self.happens("engine: state away"):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, LiteralString
 
-from orca_infra.machines.model import EVERY_POOL, DeleteStray, MachineState, Pool
+from orca_infra.machines.model import EVERY_POOL, DeleteStray, MachineState, Make, Pool
 from orca_infra.testing.fake_cloud import FakeMachine
 
 if TYPE_CHECKING:
@@ -56,6 +56,10 @@ class Checks:
         self.that(not world.database.is_open, "a transaction is open across a call to the cloud")
         self.that(name not in self.names, f"{name} is asked for twice")
         self.names.add(name)
+        listed = [
+            m.location for cloud in world.clouds.values() for m in cloud.named(name) if m.listed_at < world.began_at
+        ]
+        self.that(not listed, f"{name} is asked for, and there is one in {listed}")
         rows = world.rows(_LIVE)
         mine = next((row for row in rows if row["name"] == name), None)
         self.that(mine is not None and mine["uid"] is None and mine["revoked_at"] is None, f"{name} has no open row")
@@ -124,6 +128,7 @@ class Checks:
         """`result` is None for a pass that was cut short or given up."""
         if result is not None:
             self._strays_are_seen(result)
+            self._nothing_is_decided_blindly(result)
         self._names_are_unique()
         self._ends_have_their_reasons()
         self._runs_are_where_they_may_be()
@@ -153,6 +158,20 @@ class Checks:
                 f"{machine.name} is nobody's, and nothing is done about it",
             )
 
+    def _nothing_is_decided_blindly(self, result: PassResult) -> None:
+        """Not for a pool that an operation holds, nor for what is at a provider that could not be read."""
+        snapshot = result.snapshot
+        of_name = {row.name: row.provider for row in snapshot.machines}
+        for action in result.plan.actions:
+            if isinstance(action, DeleteStray):
+                pool, provider = str(action.machine.labels.get("orca-pool")), action.provider
+            elif isinstance(action, Make):
+                pool, provider = action.pool, self.world.pool(action.pool).provider
+            else:
+                pool, provider = action.pool, of_name.get(action.name, "")
+            self.that(pool not in snapshot.held, f"{action} while {pool} is held")
+            self.that(provider not in snapshot.unreadable, f"{action} while {provider} cannot be read")
+
     def _ends_have_their_reasons(self) -> None:
         for row in self.world.rows(_ENDED, known=list(self.ended)):
             self.ended.add(row["name"])
@@ -160,12 +179,18 @@ class Checks:
             life = self.world.workers.lives.get(row["uid"] or "")
             if life is not None:
                 self._reason_is_true(row, life)
+                # Unless its cloud said that it is gone.
+                lied = life.machine.uid in self.world.cloud_of(life.machine.location).lied
+                self.that(
+                    lied or "Vanished" in life.excuses or not self.world.exists(life.machine),
+                    f"{row['name']} has ended, and is still there",
+                )
 
     def _reason_is_true(self, row: dict[str, Any], life: Any) -> None:
         name, reason, settings = row["name"], row["reason"], self.world.settings
         match reason:
             case "Idle":
-                since = max(life.first_hello_at or row["confirmed_at"], life.last_end_at or row["confirmed_at"])
+                since = max((at for at in (life.first_hello_at, life.last_end_at) if at), default=row["confirmed_at"])
                 idle = (row["revoked_at"] - since).total_seconds()
                 least = min(self.world.idle_seconds(row["pool"]))
                 self.that(

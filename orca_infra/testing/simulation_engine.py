@@ -132,10 +132,12 @@ class FakeEngine:
         state = self._begin("destroy", stack, on_start)
         changes: list[ResourceChange] = []
         failures: list[ResourceFailure] = []
+        missing = [urn for urn in targets if urn not in state.resources]
+        if missing:
+            self._leave(state)
+            raise EngineFailed(f"destroy {stack}: no resource named {missing[0]} found")
         for urn in targets:
-            resource = state.resources.get(urn)
-            if resource is None:
-                continue
+            resource = state.resources[urn]
             cloud, outputs = self._clouds(resource.outputs), resource.outputs
             self._around.acting("delete", cloud.machines.get((outputs["location"], resource.name)), resource.name)
             operation = cloud.begin_delete(outputs["location"], resource.name, outputs["uid"])

@@ -241,3 +241,11 @@ def test_who_does_not_lead_starts_nothing(bench: Any) -> None:
         bench.up("orca-p-1")
     assert bench.listed() == {}
     assert bench.outcomes() == []
+
+
+def test_a_destroy_of_what_the_state_does_not_hold_is_an_error_and_makes_the_state_read_again(bench: Any) -> None:
+    bench.up("orca-p-1")
+    with pytest.raises(EngineFailed):
+        bench.engine().destroy(STACK, targets=(bench.urn("orca-p-7"), bench.urn("orca-p-1")))
+    assert bench.engine().unsettled() == [STACK]
+    assert set(bench.listed()) == {"orca-p-1"}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from orca_infra.errors import StackLocked
 from orca_infra.loop.passes import configure_providers, look
 from orca_infra.machines import apply as hands_of_machines
 from orca_infra.machines.decide import decide
@@ -330,3 +331,77 @@ def test_a_machine_that_the_state_has_lost_is_kept_and_removed_later_all_the_sam
         assert w.listed() == [name]
     w.pass_until(lambda: w.reasons() == {name: "Idle"})
     assert w.listed() == []
+
+
+def test_a_locked_stack_burns_no_number(passes: Passes, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = passes()
+    w.queue()
+
+    def locked(*_: object, **__: object) -> None:
+        raise StackLocked("another operation holds the stack's lock")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(w.passes.recorded, "up", locked)
+        for _ in range(3):
+            w.execute("update orca.pool_status set tried_at = null")
+            w.run_pass()
+    assert w.reasons() == {}
+    assert "StackLocked" in w.rows("select last_attempt from orca.pool_status")[0]["last_attempt"]
+    w.pass_until(lambda: w.reasons() == {"orca-p-1": None})
+    assert w.listed() == ["orca-p-1"]
+
+
+def test_a_pass_that_is_told_to_stop_begins_no_further_action(passes: Passes) -> None:
+    w = passes()
+    w.queue()
+    plan, snapshot, hands = plan_of(w)
+    assert plan.actions
+    w.passes.stop()
+    assert hands_of_machines.apply(plan, snapshot, hands) == 0
+    assert (w.reasons(), w.operations(), w.listed()) == ({}, [], [])
+
+
+def test_a_paused_pool_makes_nothing_and_keeps_what_is_idle_until_it_is_resumed(passes: Passes) -> None:
+    w = passes()
+    w.configure(toml(idle="0.1"))
+    name = w.machine_with_worker()
+    w.execute("insert into orca.pool_pauses (pool) values ('p')")
+    w.queue(0)
+    for _ in range(3):
+        assert w.run_pass().changed == 0
+    assert w.listed() == [name]
+    [status] = w.rows("select message, machines, paused_since from orca.pool_status")
+    assert status["message"].startswith("paused by a person")
+    assert status["machines"] == {"idle": 1}
+    assert status["paused_since"]
+    w.execute("delete from orca.pool_pauses")
+    w.pass_until(lambda: w.reasons() == {name: "Idle"})
+
+
+def test_a_drained_machine_goes_once_its_run_has_ended_and_at_once_when_told_so(passes: Passes) -> None:
+    w = passes()
+    name = w.machine_with_worker()
+    run = w.give_run(name)
+    w.execute("update orca.pool_machines set drain_at = now()")
+    assert w.run_pass().changed == 0
+    w.rows("select orca.move_run(%(run)s, 1, 'running', 'succeeded', 'worker', %(name)s, null)", run=run, name=name)
+    w.run_pass()
+    assert (w.reasons(), w.listed()) == ({name: "Drained"}, [])
+
+    second = w.machine_with_worker()
+    run = w.give_run(second)
+    w.execute("update orca.pool_machines set drain_at = now(), drain_now = true where ended_at is null")
+    w.run_pass()
+    assert w.reasons()[second] == "Drained"
+    assert (w.run_of(run)["state"], w.run_of(run)["reason"]) == ("queued", "Drained")
+
+
+def test_a_type_that_the_image_has_no_variant_for_is_left_out(passes: Passes) -> None:
+    w = passes()
+    w.configure(toml(types='type = "arm" }, { type = "small"', more='[local.types.arm]\narchitecture = "arm64"\n'))
+    w.passes._images = lambda _: frozenset({"amd64"})
+    w.queue()
+    w.run_pass()
+    assert w.machine("orca-p-1")["type"] == "small"
+    [status] = w.rows("select skipped from orca.pool_status")
+    assert status["skipped"] == "skipped: arm (arm64): image registry.example/worker:1 is for amd64 only"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,14 +24,16 @@ from orca_infra.testing.fake_gcp_plugin import install
 A, B = "us-central1-a", "us-central1-b"
 
 
-def toml(*, locations: str = f'["{A}", "{B}"]', more: str = "", spot: str = "false", idle: str = '"1h"') -> str:
+def gcp_toml(*, locations: str = f'["{A}", "{B}"]', more: str = "", spot: str = "false", idle: str = '"1h"') -> str:
     return f"""
+[gcp]
+project = "{PROJECT}"
 [pools.p]
 provider = "gcp"
 image = "us-docker.pkg.dev/orca-test/orca/worker:1"
 locations = {locations}
-max_machines = 20
-max_booting = 20
+max_machines = 50
+max_booting = 50
 idle_seconds = {idle}
 types = [{{ type = "e2-small", spot = {spot} }}]
 {more}
@@ -51,10 +55,15 @@ class GcpWorld:
             providers=lambda _: {"gcp": self.provider},
         )
         world.listed = cloud.names
-        world.configure(toml())
+        world.configure(gcp_toml())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._world, name)
+
+    def queue(self, runs: int = 1) -> None:
+        """Queue runs, at a time when the next try is due."""
+        time.sleep(0.05)
+        self._world.queue(runs)
 
     def hello(self, *names: str) -> None:
         """The workers of these machines show up, with the tokens that their machines have."""
@@ -62,17 +71,19 @@ class GcpWorld:
             token = token_of(self.cloud.named(name))
             self.execute("select orca.worker_hello(%(name)s::text, %(token)s::text, 1)", name=name, token=token)
 
+    def boot_script(self, name: str) -> str:
+        """The script that this machine runs, as it is on the machine."""
+        return boot_script_of(self.cloud.named(name))
+
     def engine_at(self, verb: str) -> ProcessId:
         """Wait until the engine's provider has met the armed fault; gives the engine's process."""
-        from_ = self._world
         deadline_wait(lambda: self.cloud.armed == 0, f"nothing met the fault of {verb}")
-        newest = from_.operations()[-1]
+        deadline_wait(lambda: self.operations() and self.operations()[-1]["pid"], "no engine was started")
+        newest = self.operations()[-1]
         return ProcessId(newest["pid"], newest["process_started"])
 
 
 def deadline_wait(predicate: Callable[[], object], what: str, seconds: float = 60) -> None:
-    import time
-
     deadline = time.monotonic() + seconds
     while not predicate():
         assert time.monotonic() < deadline, what
@@ -106,8 +117,12 @@ def gcp(
 
 
 @pytest.fixture
+def toml() -> Callable[..., str]:
+    """Writes an orca.toml with a pool `p` on Google Cloud."""
+    return gcp_toml
+
+
+@pytest.fixture
 def end_engine() -> Callable[[ProcessId], None]:
     """SIGKILL to an engine with all that belongs to it."""
-    import signal
-
     return lambda process: end_session(process, 0.1, signal.SIGKILL)

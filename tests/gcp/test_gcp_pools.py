@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 A, B = "us-central1-a", "us-central1-b"
 Gcp = Callable[..., Any]
-WaitUntil = Callable[..., None]
+Toml = Callable[..., str]
 
 
 def status(w: Any, pool: str = "p") -> str:
@@ -46,9 +47,11 @@ types = [{{ type = "e2-small" }}]
 """
 
 
-def test_a_run_gets_an_instance_as_declared_whose_worker_is_known_and_which_goes_when_idle(gcp: Gcp) -> None:
+def test_a_run_gets_an_instance_as_declared_whose_worker_is_known_and_which_goes_when_idle(
+    gcp: Gcp, toml: Toml
+) -> None:
     w = gcp()
-    w.configure(pools(idle='"1s"'))
+    w.configure(toml(idle='"1s"'))
     w.queue()
     assert w.run_pass().changed == 1
     instance, row = w.cloud.named("orca-p-1"), w.machine("orca-p-1")
@@ -71,11 +74,6 @@ def test_a_run_gets_an_instance_as_declared_whose_worker_is_known_and_which_goes
     assert settled(w)
 
 
-def pools(**more: str) -> str:
-    toml: str = __import__("importlib").import_module(__name__.rpartition(".")[0] + ".conftest").toml(**more)
-    return toml
-
-
 def test_every_spelling_of_a_stock_out_goes_on_and_a_quota_or_a_bad_request_is_none(gcp: Gcp) -> None:
     """Field case M1."""
     w = gcp()
@@ -91,10 +89,19 @@ def test_every_spelling_of_a_stock_out_goes_on_and_a_quota_or_a_bad_request_is_n
 
     w.queue()
     for fault, meaning, remedy in (
-        (Fault(reason="QUOTA_EXCEEDED", message="Quota 'CPUS' exceeded.  Limit: 8.0 in region us-central1."), "QuotaExceeded", "iam-admin/quotas"),
-        (Fault(status=400, reason="invalid", message="Invalid value for field 'resource.labels': 'x'"), "Refused", "orca.toml"),
+        (
+            Fault(reason="QUOTA_EXCEEDED", message="Quota 'CPUS' exceeded.  Limit: 8.0 in region us-central1."),
+            "QuotaExceeded",
+            "iam-admin/quotas",
+        ),
+        (
+            Fault(status=400, reason="invalid", message="Invalid value for field 'resource.labels': 'x'"),
+            "Refused",
+            "orca.toml",
+        ),
     ):
         w.cloud.arm("insert", fault)
+        time.sleep(0.05)  # or the next try is not due
         assert w.run_pass().changed == 0
         made += 1
         assert w.reasons()[f"orca-p-{made}"] == "Failed"
@@ -133,14 +140,17 @@ def test_an_engine_killed_in_a_slow_create_that_lists_hide_is_neither_forgotten_
     assert "stray deleted" in w.log.events()
 
 
-def test_a_spot_machine_that_is_stopped_is_no_capacity_however_young_its_heartbeat_and_is_replaced(gcp: Gcp) -> None:
+def test_a_spot_machine_that_is_stopped_is_no_capacity_however_young_its_heartbeat_and_is_replaced(
+    gcp: Gcp, toml: Toml
+) -> None:
     """Field case M7."""
     w = gcp()
-    w.configure(pools(spot="true"))
+    w.configure(toml(spot="true"))
     w.queue()
     w.run_pass()
     assert w.cloud.named("orca-p-1").body["scheduling"]["instanceTerminationAction"] == "DELETE"
     w.hello("orca-p-1")
+    w.execute("update orca.runs set state = 'canceled'")
     run = w.give_run("orca-p-1")
     w.cloud.stop("orca-p-1")
     w.pass_until(lambda: w.listed() == ["orca-p-2"], 60)
@@ -148,6 +158,7 @@ def test_a_spot_machine_that_is_stopped_is_no_capacity_however_young_its_heartbe
     assert w.run_of(run)["state"] == "queued"
 
     w.hello("orca-p-2")
+    w.execute("update orca.runs set state = 'canceled'")
     run = w.give_run("orca-p-2")
     w.cloud.preempt("orca-p-2")  # deleted, as it was declared
     w.pass_until(lambda: w.listed() == ["orca-p-3"], 60)
@@ -189,11 +200,10 @@ def test_a_list_that_is_not_whole_decides_nothing(gcp: Gcp) -> None:
     w = gcp()
     w.queue()
     w.run_pass()
-    for break_it in (
-        lambda: w.cloud.unreachable.add(B),
-        lambda: w.cloud.arm("list", Fault(status=429, reason="rateLimitExceeded", message="Too many requests")),
-    ):
-        break_it()
+    rate = Fault(status=429, reason="rateLimitExceeded", message="Too many requests")
+    for unreachable, faults in ((B, 0), ("", 1)):
+        w.cloud.unreachable.update({unreachable} - {""})
+        w.cloud.arm("list", rate, faults)
         w.queue()
         result = w.run_pass()
         assert (result.changed, list(result.plan.actions)) == (0, [])
@@ -214,28 +224,26 @@ def test_a_list_that_is_not_whole_decides_nothing(gcp: Gcp) -> None:
 def test_bad_input_is_said_with_its_remedy_and_other_pools_go_on(gcp: Gcp, bad: str, remedy: str) -> None:
     w = gcp()
     zones = '["europe-west9-a"]' if bad == "zone" else f'["{A}"]'
-    w.configure(pool("p", zones) + pool("q", f'["{B}"]'))
+    w.configure(f'[gcp]\nproject = "{PROJECT}"\n' + pool("p", zones) + pool("q", f'["{B}"]'))
     w.execute("insert into orca.pipelines (name, placement) values ('other', 'worker:q')")
     w.execute("insert into orca.runs (pipeline) values ('other')")
     w.queue()
-    for _ in range(1):
-        if bad == "type":
-            message = f"Invalid value for field 'resource.machineType': 'zones/{A}/machineTypes/e2-small'. The referenced resource does not exist."
-            w.cloud.arm("insert", Fault(status=400, reason="invalid", message=message, zone=A))
-        if bad == "image":
-            message = "Invalid value for field 'resource.disks[0].initializeParams.sourceImage': 'projects/cos-cloud/global/images/family/none'"
-            w.cloud.arm("insert", Fault(status=400, reason="invalid", message=message, zone=A))
-        if bad == "network":
-            message = "Invalid value for field 'resource.networkInterfaces[0].network': 'global/networks/none'. The referenced network resource cannot be found."
-            w.cloud.arm("insert", Fault(status=400, reason="invalid", message=message, zone=A))
+    field = "Invalid value for field 'resource."
+    words = {
+        "type": f"{field}machineType': 'zones/{A}/machineTypes/e2-small'. The referenced resource does not exist.",
+        "image": f"{field}disks[0].initializeParams.sourceImage': 'projects/cos-cloud/global/images/family/none'",
+        "network": f"{field}networkInterfaces[0].network': 'global/networks/none'. The network cannot be found.",
+    }
+    if bad in words:
+        w.cloud.arm("insert", Fault(status=400, reason="invalid", message=words[bad], zone=A))
     w.run_pass()
     assert "Refused" in status(w)
     assert remedy in status(w)
     assert [name for name, reason in w.reasons().items() if reason is None] == ["orca-q-1"]
 
 
-def test_a_loop_killed_in_mid_create_by_its_own_engines_end_is_taken_over(gcp: Gcp, background: Any) -> None:
-    """The engine alone gets SIGTERM: it says nothing of the machine, the state knows no more, and demand gets a new number."""
+def test_an_engine_that_alone_is_killed_in_mid_create_leaves_nothing_behind(gcp: Gcp, background: Any) -> None:
+    """Its provider outlives it by a moment; the state knows nothing of the machine, and demand gets a new number."""
     w = gcp()
     w.cloud.arm("insert", Fault(seconds=2))
     w.queue()
@@ -248,17 +256,16 @@ def test_a_loop_killed_in_mid_create_by_its_own_engines_end_is_taken_over(gcp: G
 
 
 @pytest.mark.timeout(1800)
-def test_twenty_machines_up_and_down(gcp: Gcp) -> None:
+def test_many_machines_up_and_down(gcp: Gcp) -> None:
+    count = int(os.environ.get("ORCA_TEST_GCP_MACHINES", "20"))  # 50 at most; 2 s each
     w = gcp()
-    w.cloud.capacity[A, "e2-small"] = 12
-    w.queue(20)
+    w.cloud.capacity[A, "e2-small"] = count * 3 // 5
+    w.queue(count)
     w.run_pass()
-    names = [f"orca-p-{n}" for n in range(1, 21)]
-    w.pass_until(lambda: len(w.listed()) == 20, 900)
+    w.pass_until(lambda: len(w.listed()) == count, 900)
     living = [name for name, reason in w.reasons().items() if reason is None]
     assert settled(w, *living)
-    assert len(living) == 20
-    assert len({w.cloud.named(name).id for name in living}) == len(names)
+    assert len({w.cloud.named(name).id for name in living}) == count
     w.hello(*living)
     w.configure("[pools]")
     w.execute("update orca.runs set state = 'canceled'")

@@ -37,7 +37,10 @@ def files_below(folder: Path) -> dict[Path, bytes]:
 
 
 def tables(w: Any) -> str:
-    there = [row["name"] for row in w.rows("select table_name as name from information_schema.tables where table_schema = 'orca'")]
+    there = [
+        row["name"]
+        for row in w.rows("select table_name as name from information_schema.tables where table_schema = 'orca'")
+    ]
     return "\n".join(repr(w.rows(f"select * from orca.{table}")) for table in TABLES if table in there)
 
 
@@ -78,7 +81,10 @@ def test_a_planted_token_is_in_no_state_log_preview_exception_process_argument_o
         "state": json.dumps(exported),
         "tables": tables(w),
         "log": repr(w.log.lines),
-        **{str(path): content.decode(errors="replace") for path, content in files_below(w.surroundings.settings.home).items()},
+        **{
+            str(path): content.decode(errors="replace")
+            for path, content in files_below(w.surroundings.settings.home).items()
+        },
     }
     found = {where for where, text in places.items() for token in tokens if token in text}
     assert not found

@@ -82,7 +82,11 @@ def prepare(machine: Machine, *, ends: str = "0\n", pulls: str = "", secret: str
 def test_the_worker_runs_with_its_token_in_its_environment_and_its_end_powers_the_machine_off(machine: Machine) -> None:
     prepare(machine)
     token = "a" * 64
-    done = machine.run(startup_script(boot(environment={"ORCA_HEAD": "10.0.0.3:7 $HOME `x` \"q\" 'r'"})).replace(TOKEN_PLACEHOLDER, token))
+    done = machine.run(
+        startup_script(boot(environment={"ORCA_HEAD": "10.0.0.3:7 $HOME `x` \"q\" 'r'"})).replace(
+            TOKEN_PLACEHOLDER, token
+        )
+    )
     assert done.returncode == 0, done.stderr
     assert (machine.folder / "seen.env").read_text() == (
         f"ORCA_HEAD=10.0.0.3:7 $HOME `x` \"q\" 'r'\nORCA_WORKER=orca-p-1\nORCA_POOL=p\nORCA_TOKEN={token}\n"
@@ -138,7 +142,9 @@ def test_the_databases_url_comes_from_secret_manager_and_stands_in_no_argument(m
     assert f"ORCA_DB={url}\n" in (machine.folder / "seen.env").read_text()
     assert (machine.folder / "config").read_text() == 'header = "Authorization: Bearer ya29.machine"\n'
     asked = [call for call in machine.calls if "secretmanager" in call]
-    assert asked == ["curl -sfm 20 -K - https://secretmanager.googleapis.com/v1/projects/p/secrets/orca-db/versions/latest:access"]
+    assert asked == [
+        "curl -sfm 20 -K - https://secretmanager.googleapis.com/v1/projects/p/secrets/orca-db/versions/latest:access"
+    ]
     assert not any("pass word" in call or "ya29" in call for call in machine.calls)
 
 
@@ -154,7 +160,9 @@ def test_docker_is_installed_where_it_is_missing(machine: Machine) -> None:
         assert any(call.startswith("apt-get install -qy --no-install-recommends docker.io") for call in machine.calls)
 
 
-@pytest.mark.parametrize("image", ["x'; touch /tmp/orca-owned; '", "$(touch /tmp/orca-owned)", "a`touch /tmp/orca-owned`b"])
+@pytest.mark.parametrize(
+    "image", ["x'; touch /tmp/orca-owned; '", "$(touch /tmp/orca-owned)", "a`touch /tmp/orca-owned`b"]
+)
 def test_no_image_name_is_run_as_a_command(machine: Machine, image: str) -> None:
     prepare(machine)
     machine.run(startup_script(boot(image=image, pool=image, worker=image)))

@@ -99,9 +99,17 @@ def test_a_list_that_fails_as_a_whole_for_one_zone_is_transient(api: ComputeApi,
 @pytest.mark.parametrize(
     ("fault", "meaning"),
     [
-        (Fault(status=403, reason="rateLimitExceeded", message="Quota exceeded for quota metric 'Queries'"), QuotaExceeded),
+        (
+            Fault(status=403, reason="rateLimitExceeded", message="Quota exceeded for quota metric 'Queries'"),
+            QuotaExceeded,
+        ),
         (Fault(status=403, reason="forbidden", message="Required 'compute.instances.list' permission"), AuthFailed),
-        (Fault(status=403, reason="accessNotConfigured", message="Compute Engine API has not been used in project 42"), Refused),
+        (
+            Fault(
+                status=403, reason="accessNotConfigured", message="Compute Engine API has not been used in project 42"
+            ),
+            Refused,
+        ),
         (Fault(status=500, reason="backendError", message="Internal"), Transient),
         (Fault(status=429, reason="rateLimitExceeded", message="Too many requests"), QuotaExceeded),
     ],
