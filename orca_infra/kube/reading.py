@@ -111,7 +111,9 @@ def read_list(transport: Transport, selection: Selection, *, page: int, from_cac
     call = Call(verb="list", kind=selection.kind, namespace=selection.namespace)
     for left in reversed(range(_STARTS)):
         try:
-            return _pages(transport, call, selection, page if left else 0, {"resourceVersion": "0"} if from_cache else {})
+            return _pages(
+                transport, call, selection, page if left else 0, {"resourceVersion": "0"} if from_cache else {}
+            )
         except Expired:
             if not left:
                 raise

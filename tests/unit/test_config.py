@@ -522,7 +522,10 @@ def test_a_pipeline_says_where_its_pods_go() -> None:
     [
         ('node_selectors = { a = "b" }', "[pipelines.p.node_selectors]: unknown table; did you mean node_selector?"),
         ("non_root = 1", "[pipelines.p] non_root: must be true or false"),
-        ('tolerations = [{ effect = "Never" }]', "[[pipelines.p.tolerations]] #1 effect: must be 'NoSchedule', 'PreferNoSchedule' or 'NoExecute'"),
+        (
+            'tolerations = [{ effect = "Never" }]',
+            "[[pipelines.p.tolerations]] #1 effect: must be 'NoSchedule', 'PreferNoSchedule' or 'NoExecute'",
+        ),
     ],
 )
 def test_a_pipelines_table_that_is_wrong_is_said_where(line: str, said: str) -> None:
