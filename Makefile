@@ -13,7 +13,7 @@ demo: $(READY) tools ## The main job, live, on the real parts (ARGS=--keep leave
 	@$(BIN)/orca-infra demo $(ARGS)
 
 test: check tools ## All tests, on the real parts
-	$(BIN)/pytest -q tests/db tests/engine tests/cluster tests/node $(ARGS)
+	$(BIN)/pytest -q tests/db tests/contract tests/engine tests/gcp tests/cluster tests/node tests/sim $(ARGS)
 
 check: $(READY) ## The quick loop: format, lint, layers, types, and the tests without servers
 	$(BIN)/ruff format --check --quiet .

@@ -6,6 +6,7 @@ provider's list and the snapshot's queries alone, and one call of the engine tha
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from datetime import UTC, datetime, timedelta
@@ -213,7 +214,8 @@ def fill(here: Surroundings, cloud: FakeCloud) -> None:
     """Machines, each with a worker that works, and runs that wait."""
     with here.database.transaction() as transaction:
         transaction.run(
-            "insert into orca.pipelines (name, placement) select 'w' || n, 'worker:pool' || n from generate_series(0, %(n)s) n",
+            "insert into orca.pipelines (name, placement) "
+            "select 'w' || n, 'worker:pool' || n from generate_series(0, %(n)s) n",
             {"n": POOLS - 1},
         )
         transaction.run(
@@ -277,8 +279,7 @@ def failover(here: Surroundings, figures: dict[str, float], floors: dict[str, fl
         # From an operation's start to the next one's lies a whole attempt; the provider here answers at once. So this is
         # more than what lies between the provider's no and its being asked again.
         gaps = [
-            (after["started_at"] - before["started_at"]).total_seconds()
-            for before, after in zip(rows, rows[1:], strict=False)
+            (after["started_at"] - before["started_at"]).total_seconds() for before, after in itertools.pairwise(rows)
         ]
         progress("  from one attempt to the next: " + ", ".join(f"{gap:.2f} s" for gap in gaps))
         figures["next_candidate_seconds"] = max(gaps)

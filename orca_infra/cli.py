@@ -278,7 +278,7 @@ def _find_strays(surroundings: Surroundings) -> list[tuple[Any, Any]]:
     from orca_infra.machines.model import DeleteStray
 
     config = LiveConfig(surroundings.settings.config_path).config
-    providers = make_providers(surroundings)
+    providers = make_providers(surroundings, config)
     unlimited = replace(surroundings.settings.limits(config), stray_max=sys.maxsize)
     decided = decide(look(surroundings, providers), config.pools, unlimited)
     return [(providers[a.provider], a) for a in decided.actions if isinstance(a, DeleteStray)]

@@ -94,15 +94,17 @@ def machines_drain(
 def machines_logs(name: Name) -> None:
     """Print the end of what a machine's serial console said; for one that never came up, what was saved of it."""
     from orca_infra.cli import open_for_command
+    from orca_infra.loop.configuration import LiveConfig
     from orca_infra.loop.passes import make_providers
     from orca_infra.machines.observe import SQL
 
     surroundings = open_for_command()
+    config = LiveConfig(surroundings.settings.config_path).config
     with surroundings.database.snapshot() as transaction:
         rows = transaction.dicts(SQL["machines_named"], {"names": [name]})
     if not rows:
         raise UserError(f"there is no machine {name}; `orca-infra machines list --all` shows those that there were")
-    provider = make_providers(surroundings).get(rows[0]["provider"])
+    provider = make_providers(surroundings, config).get(rows[0]["provider"])
     saved = surroundings.logs_folder / f"{name}.console.log"
     said = provider.console(name, rows[0]["location"]) if provider and rows[0]["ended_at"] is None else ""
     if not said and saved.is_file():

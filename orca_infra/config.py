@@ -20,7 +20,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import ErrorDetails
 
 from orca_infra.errors import ConfigError
+from orca_infra.machines.boot import SECRET
 from orca_infra.machines.model import MachineType, Pool
+from orca_infra.machines.providers.gcp_config import COS, COS_ARM64, ZONE, GcpCloud
 from orca_infra.machines.providers.local_config import LocalCloud
 from orca_infra.names import derived_stack, machine_name
 from orca_infra.quantity import seconds_of
@@ -35,6 +37,8 @@ _MOST_EXPLAINED = 1000  # a file of nothing but mistakes must not take minutes
 _MOST_MACHINES = 1_000_000
 _LONGEST_NAME = 200
 _LONGEST_SHOWN = 60
+# https://cloud.google.com/resource-manager/docs/creating-managing-projects, with the old form of domains
+_PROJECT = re.compile(r"(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _TOML_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
@@ -47,6 +51,7 @@ class Config:
         pools: in the order of the file; names, machine names and stack names are all different.
         max_machines_total: the most machines over all pools; None for no such limit.
         local: the make-believe cloud of the provider `local`.
+        gcp: the project of the provider `gcp`; None when the file has no [gcp].
         pipelines: where the Pods of a pipeline's run clusters go, for pipelines that have a table.
 
     """
@@ -54,6 +59,7 @@ class Config:
     pools: tuple[Pool, ...]
     max_machines_total: int | None
     local: LocalCloud
+    gcp: GcpCloud | None = None
     pipelines: Mapping[str, PodPlacement] = field(default_factory=dict)
 
 
@@ -102,6 +108,7 @@ def parse_config(text: str, source: str) -> Config:
         raise ConfigError(f"{source}: says nothing; a file without pools says so with [pools]")
     problems = [problem for name, pool in _raw_pools(document) for problem in _pool_problems(name, pool)]
     problems += _name_problems([name for name, _ in _raw_pools(document)])
+    problems += _gcp_problems(document)
     file, unread = None, 0
     try:
         file = _File.model_validate(document)
@@ -115,6 +122,7 @@ def parse_config(text: str, source: str) -> Config:
         pools=tuple(pool.freeze(name) for name, pool in file.pools.items()),
         max_machines_total=file.max_machines_total,
         local=file.local.freeze(),
+        gcp=file.gcp.freeze() if file.gcp else None,
         pipelines={name: pipeline.freeze() for name, pipeline in file.pipelines.items()},
     )
 
@@ -168,6 +176,18 @@ def _provider(value: str) -> str:
         near = _nearest(value, PROVIDERS)
         what_next = f"did you mean {near}?" if near else f"the providers are {', '.join(PROVIDERS)}"
         raise ValueError(f"unknown provider {_quoted(value)}; {what_next}")
+    return value
+
+
+def _project(value: str) -> str:
+    if not _PROJECT.fullmatch(value):
+        raise ValueError("must be a project's id, such as my-project-123")
+    return value
+
+
+def _secret(value: str) -> str:
+    if value and not SECRET.fullmatch(value):
+        raise ValueError("must be a secret's name, such as projects/my-project-123/secrets/orca-db")
     return value
 
 
@@ -253,6 +273,43 @@ class _Local(_Table):
         )
 
 
+class _GcpType(_Table):
+    architecture: _Text
+
+
+class _Gcp(_Table):
+    project: Annotated[str, AfterValidator(_project)]
+    network: str = ""
+    subnetwork: str = ""
+    service_account: str = ""
+    boot_image: _Text = COS
+    boot_image_arm64: _Text = COS_ARM64
+    disk_gb: Annotated[int, Field(ge=10, le=65536)] = 30
+    disk_type: str = ""
+    external_address: bool = False
+    secure_boot: bool = True
+    environment: dict[str, str] = {}
+    database_secret: Annotated[str, AfterValidator(_secret)] = ""
+    types: dict[str, _GcpType] = {}
+
+    def freeze(self) -> GcpCloud:
+        return GcpCloud(
+            project=self.project,
+            network=self.network,
+            subnetwork=self.subnetwork,
+            service_account=self.service_account,
+            boot_image=self.boot_image,
+            boot_image_arm64=self.boot_image_arm64,
+            disk_gb=self.disk_gb,
+            disk_type=self.disk_type,
+            external_address=self.external_address,
+            secure_boot=self.secure_boot,
+            environment=self.environment,
+            database_secret=self.database_secret,
+            architectures={name: kind.architecture for name, kind in self.types.items()},
+        )
+
+
 class _Toleration(_Table):
     key: _Text | None = None
     operator: Literal["Exists", "Equal"] = "Equal"
@@ -293,6 +350,7 @@ class _File(_Table):
     pools: dict[str, _Pool] = {}
     pipelines: dict[str, _Pipeline] = {}
     local: _Local = _Local()
+    gcp: _Gcp | None = None
 
 
 _EXAMPLES = {
@@ -303,6 +361,7 @@ _EXAMPLES = {
     "max_machines": "max_machines = 5",
     "idle_seconds": 'idle_seconds = "10m"',
     "architecture": 'architecture = "arm64"',
+    "project": 'project = "my-project-123"',
     "types": 'at least one [[…types]] with type = "small"',
 }
 
@@ -320,6 +379,10 @@ def _table_of(path: KeyPath) -> type[_Table] | None:
             return _Local
         case ("local", "types", str()):
             return _LocalType
+        case ("gcp",):
+            return _Gcp
+        case ("gcp", "types", str()):
+            return _GcpType
         case ("pipelines", str()):
             return _Pipeline
         case ("pipelines", str(), "tolerations", int()):
@@ -333,6 +396,8 @@ _HOMES: Mapping[type[_Table], str] = {
     _Type: "to a pool's type, [[pools.NAME.types]]",
     _Local: "to [local]",
     _LocalType: "to a type of the local cloud, [local.types.NAME]",
+    _Gcp: "to [gcp]",
+    _GcpType: "to a type of Google Cloud, [gcp.types.NAME]",
     _Pipeline: "to a pipeline, [pipelines.NAME]",
     _Toleration: "to a pipeline's toleration, [[pipelines.NAME.tolerations]]",
 }
@@ -454,6 +519,24 @@ def _name_problems(names: list[str]) -> Iterator[_Problem]:
         if clash:
             says = f"its {clash[0]} would have the name of pool {_quoted(clash[1])}'s; rename one of the two pools"
             yield _Problem(path=("pools", name), says=says)
+
+
+def _gcp_problems(document: Mapping[str, object]) -> Iterator[_Problem]:
+    """A pool on Google Cloud needs to know the project, and its locations are zones."""
+    for name, pool in _raw_pools(document):
+        if pool.get("provider") != "gcp":
+            continue
+        if "gcp" not in document:
+            says = 'needs [gcp] with project = "my-project-123", in which its machines are made'
+            yield _Problem(path=("pools", name, "provider"), says=says)
+        types = pool.get("types")
+        entries = [(("types", number), entry) for number, entry in enumerate(types if isinstance(types, list) else [])]
+        for path, table in [((), pool), *entries]:
+            locations = table.get("locations") if isinstance(table, dict) else None
+            for zone in locations if isinstance(locations, list) else []:
+                if isinstance(zone, str) and not ZONE.fullmatch(zone):
+                    says = f"{_quoted(zone)} is no zone of Google Cloud; write one such as us-central1-a"
+                    yield _Problem(path=("pools", name, *path, "locations"), says=says)
 
 
 def _pool_problems(name: str, pool: Mapping[str, object]) -> Iterator[_Problem]:

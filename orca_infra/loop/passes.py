@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from orca_infra.machines import apply as hands_of_machines
 from orca_infra.machines.decide import decide
 from orca_infra.machines.model import Plan, Pool, Snapshot
 from orca_infra.machines.observe import SQL, observe
+from orca_infra.machines.providers.gcp import GcpProvider
 from orca_infra.machines.providers.local import LocalProvider
 from orca_infra.machines.providers.port import MachineProvider
 from orca_infra.machines.registry import ImageArchitectures, unknown_architectures
@@ -151,8 +153,22 @@ class MachinePasses:
 
 
 def make_providers(surroundings: Surroundings, config: Config | None = None) -> dict[str, MachineProvider]:
-    """The providers by name. `local` is always there, since a pool that is gone from the file may still have machines."""
-    return {"local": LocalProvider(surroundings.cloud_folder, config.local if config else None)}
+    """The providers by name. `local` is always there, since a pool that is gone from the file may still have machines.
+
+    `gcp` is there as long as the file has `[gcp]`, which has to outlive the machines.
+    """
+    providers: dict[str, MachineProvider] = {
+        "local": LocalProvider(surroundings.cloud_folder, config.local if config else None)
+    }
+    if config is not None and config.gcp is not None:
+        kinds = [kind for pool in config.pools if pool.provider == "gcp" for kind in pool.types]
+        providers["gcp"] = GcpProvider(
+            config.gcp,
+            endpoint=os.environ.get("GOOGLE_COMPUTE_CUSTOM_ENDPOINT", ""),  # Pulumi's provider reads the same
+            types={kind.type for kind in kinds},
+            zones={zone for kind in kinds for zone in kind.locations},
+        )
+    return providers
 
 
 def configure_providers(config: Config, surroundings: Surroundings) -> dict[str, MachineProvider]:

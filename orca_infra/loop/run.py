@@ -19,6 +19,7 @@ from orca_infra.loop.cluster_passes import RunPasses, RuntimePasses
 from orca_infra.loop.configuration import LiveConfig
 from orca_infra.loop.leader import Leader, holder
 from orca_infra.loop.passes import MachinePasses, PassResult, check_base
+from orca_infra.machines.image_registry import RegistryArchitectures
 from orca_infra.stack.engine import Engine
 from orca_infra.surroundings import Surroundings
 
@@ -45,7 +46,9 @@ class Loop:
         self._leader = Leader(surroundings.url)
         self._stop = threading.Event()
         self._wake = threading.Event()
-        self._passes = MachinePasses(surroundings, self._engine, self._leader.verify, log)
+        self._passes = MachinePasses(
+            surroundings, self._engine, self._leader.verify, log, images=RegistryArchitectures()
+        )
         self._cluster = self._cluster_passes() if surroundings.settings.uses_cluster else []
         _check_base_soon(surroundings, self._engine)
 

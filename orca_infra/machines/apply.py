@@ -37,6 +37,7 @@ from orca_infra.machines.tokens import token_hash, worker_token
 from orca_infra.names import label_value, machine_name, machine_number
 from orca_infra.stack.engine import PROJECT
 from orca_infra.stack.operations import RecordedEngine
+from orca_infra.stack.outcome import uid_of
 
 #: How many names held by others are passed over in one try.
 _NAMES_MAX = 5
@@ -83,12 +84,11 @@ def settle(hands: MachineHands) -> dict[str, str]:
         except Conflict as error:
             held[pool] = str(error)
             continue
-        with hands.database.transaction() as transaction:
-            for resource in state.resources:
-                uid = str(resource.outputs.get("uid") or "")
-                if uid and transaction.run(SQL["confirm_machine"], {"name": resource.name, "uid": uid}):
-                    hands.log.info("machine confirmed from the state", machine=resource.name, pool=pool)
         hands.log.info("stack settled", pulumi_stack=stack, pending=len(state.pending), owned=len(state.resources))
+    judged = [stack for stack, pool in by_stack.items() if pool not in held]
+    with hands.database.transaction() as transaction:
+        for row in transaction.dicts(SQL["confirm_owned"], {"stacks": judged}):
+            hands.log.info("machine confirmed from the state", machine=row["name"], pool=row["pool"])
     return held
 
 
@@ -282,8 +282,8 @@ def _up(pool: Pool, name: str, declaration: Mapping[str, Any], token: str, hands
     program = machine_program(resource_type, {name: (declaration, token)})
     changes = hands.engine.up(stack, program, targets=(_urn(stack, resource_type, name),))
     for change in changes:
-        if change.name == name and change.outputs.get("uid"):
-            return str(change.outputs["uid"])
+        if change.name == name and uid_of(change.outputs):
+            return uid_of(change.outputs)
     raise OutcomeUnknown(f"up {stack}: the engine ended well and did not say that it made {name}")
 
 
@@ -311,7 +311,7 @@ def _end_failed(pool: Pool, candidate: Candidate, name: str, error: OrcaError, h
 
 
 def _remove(removals: list[Remove], hands: MachineHands) -> int:
-    """Revoke each token of one pool in a transaction of its own, then delete its machines in one operation, then end the rows."""
+    """Revoke each token in a transaction of its own, delete the pool's machines in one operation, then end the rows."""
     group: list[Remove] = []
     for removal in removals:
         hands.verify()

@@ -82,6 +82,9 @@ def observe(
     for name in {row.provider for row in machines}.union(pool.provider for pool in pools) - providers.keys():
         unreadable[name] = f"provider {name} does not exist in this version"
     asking = [pool for pool in pools if demand.get(pool.name) and pool.provider in providers]
+    architectures = {name: providers[name].architectures() for name in {pool.provider for pool in asking}}
+    # Where a provider states nothing, as with machines that are processes here, the image's variants decide nothing.
+    stated = [pool for pool in asking if architectures[pool.provider]]
     gone, asked = _ask_by_name(machines, seen, providers, unreadable)
     return Snapshot(
         now=now,
@@ -101,8 +104,8 @@ def observe(
         paused=paused,
         refusals=refusals,
         ended_lately=frozenset((row["name"], row["uid"]) for row in ended),
-        type_architectures={name: providers[name].architectures() for name in {pool.provider for pool in asking}},
-        image_architectures=_image_architectures(asking, images),
+        type_architectures=architectures,
+        image_architectures=_image_architectures(stated, images),
     )
 
 

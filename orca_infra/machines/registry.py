@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class ImageArchitectures(Protocol):
-    """Asks an image's registry. Whoever implements it keeps an answer for ORCA_POOL_IMAGE_SECONDS: a tag can be pushed again."""
+    """Asks an image's registry; an answer is kept for ORCA_POOL_IMAGE_SECONDS, since a tag can be pushed again."""
 
     def __call__(self, image: str) -> frozenset[str] | None:
         """The architectures, as Go names them (amd64, arm64); None when they are not known, and nothing is left out then.

@@ -6,6 +6,7 @@ import os
 
 import pulumi
 
+from orca_infra.config import load_config
 from orca_infra.errors import OrcaError, UserError
 from orca_infra.kube.labels import STACK_LABEL
 from orca_infra.machines.observe import SQL, machine_stack
@@ -44,8 +45,22 @@ def _declare_base(surroundings: Surroundings) -> None:
     identity = pulumi.CustomResource("orca:index:Identity", "identity", {"id": stack_id, "stack": settings.stack})
     if settings.uses_cluster:
         _declare_cluster(settings, stack_id, identity)
+    _declare_clouds(settings, stack_id, identity)
     pulumi.export("id", stack_id)
     pulumi.export("family", settings.stack)
+
+
+def _declare_clouds(settings: Settings, stack_id: str, identity: pulumi.CustomResource) -> None:
+    """What the pools of orca.toml need where they are; without the file there are no pools yet."""
+    if not settings.config_path.exists():
+        return
+    config = load_config(settings.config_path)
+    zones = [zone for pool in config.pools if pool.provider == "gcp" for kind in pool.types for zone in kind.locations]
+    if config.gcp is not None and zones:
+        # Imported here: it brings Pulumi's provider for Google Cloud along, which is heavy.
+        from orca_infra.machines.providers.gcp_base import declare_gcp_base
+
+        declare_gcp_base(stack_id, config.gcp, zones, depends_on=[identity])
 
 
 def _declare_cluster(settings: Settings, stack_id: str, identity: pulumi.CustomResource) -> None:

@@ -14,7 +14,7 @@ from orca_infra.errors import Conflict, EngineFailed, OrcaError, OutcomeUnknown,
 from orca_infra.process import ProcessId, boot_id, is_alive
 from orca_infra.stack.engine import Engine, OwnedResource, StackState
 from orca_infra.stack.locks import break_lock, holder_is_dead
-from orca_infra.stack.outcome import ResourceChange
+from orca_infra.stack.outcome import ResourceChange, uid_of
 from orca_infra.stack.program import Program
 
 _SQL = load_queries("engine")
@@ -207,6 +207,6 @@ def _own(transaction: Transaction, stack: str, resource: OwnedResource | Resourc
             "type": resource.type,
             "name": resource.name,
             "id": resource.id,
-            "uid": str(resource.outputs.get("uid") or ""),
+            "uid": uid_of(resource.outputs),
         },
     )

@@ -35,6 +35,8 @@ _STATE_TROUBLE = re.compile(r"(?:pre|post)-step event returned an error")
 _LOCK = re.compile(
     r"(?P<key>\.pulumi/locks/\S+?\.json)\S*: created by \S+?@(?P<host>\S+) \(pid (?P<pid>\d+)\)", re.MULTILINE
 )
+# A worker's token, which a cloud may quote from the request that it refuses; a digest has its algorithm before it.
+_TOKEN = re.compile(r"(?<![0-9a-z:])[0-9a-f]{64}(?![0-9a-z])")
 # What the engine adds to every failure and which says nothing of its cause.
 _NOISE = ("update failed", "destroy failed", "refresh failed", "preview failed", "Resource monitor has terminated")
 _TROUBLE: tuple[tuple[re.Pattern[str], Callable[[str], OrcaError]], ...] = (
@@ -136,6 +138,14 @@ def _change(metadata: dict[str, Any]) -> ResourceChange:
     )
 
 
+def uid_of(outputs: Mapping[str, Any]) -> str:
+    """The provider's own id of this very machine among its resource's outputs; empty while there is none.
+
+    It is `uid` with our own provider and `instanceId` with Google Cloud's.
+    """
+    return str(outputs.get("uid") or outputs.get("instanceId") or "")
+
+
 def raise_for(completed: Completed, events: Events, what: str) -> None:
     """Raise what a failed operation means; return when it succeeded.
 
@@ -162,8 +172,8 @@ def raise_for(completed: Completed, events: Events, what: str) -> None:
 
 
 def _plain(text: str) -> str:
-    """Without colour marks and without the blank ends."""
-    return re.sub(r"<\{%[^%]*%\}>|\x1b\[[0-9;]*m", "", text).strip()
+    """Without colour marks, without the blank ends and without tokens."""
+    return _TOKEN.sub("[token]", re.sub(r"<\{%[^%]*%\}>|\x1b\[[0-9;]*m", "", text)).strip()
 
 
 def _last_line(text: str) -> str:

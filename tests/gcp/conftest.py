@@ -30,7 +30,7 @@ def gcp_toml(*, locations: str = f'["{A}", "{B}"]', more: str = "", spot: str = 
 project = "{PROJECT}"
 [pools.p]
 provider = "gcp"
-image = "us-docker.pkg.dev/orca-test/orca/worker:1"
+image = "127.0.0.1:9/orca/worker:1"
 locations = {locations}
 max_machines = 50
 max_booting = 50

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orca_infra.testing.fake_gcp import PROJECT, STOCK_OUTS, Fault
+from orca_infra.testing.fake_gcp import PROJECT, STOCK_OUTS, ApiError, Fault
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -240,6 +240,31 @@ def test_bad_input_is_said_with_its_remedy_and_other_pools_go_on(gcp: Gcp, bad: 
     assert "Refused" in status(w)
     assert remedy in status(w)
     assert [name for name, reason in w.reasons().items() if reason is None] == ["orca-q-1"]
+
+
+@pytest.mark.parametrize(
+    ("broken", "remedy"),
+    [
+        (
+            ApiError(403, "accessNotConfigured", "Compute Engine API has not been used in project 42"),
+            "gcloud services enable",
+        ),
+        (ApiError(401, "authError", "Invalid Credentials"), "gcloud auth application-default login"),
+        (ApiError(403, "forbidden", "Required 'compute.instances.list' permission"), "roles/compute.instanceAdmin.v1"),
+    ],
+)
+def test_a_project_that_cannot_be_read_is_said_with_its_remedy_and_no_engine_is_started(
+    gcp: Gcp, broken: ApiError, remedy: str
+) -> None:
+    w = gcp()
+    w.cloud.broken = broken
+    w.queue()
+    for _ in range(3):
+        assert w.run_pass().changed == 0
+    [row] = w.rows("select message from orca.pool_status where pool = 'p'")
+    assert remedy in row["message"]
+    assert w.operations() == []
+    assert w.cloud.calls == [("list", "")] * 3
 
 
 def test_an_engine_that_alone_is_killed_in_mid_create_leaves_nothing_behind(gcp: Gcp, background: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import subprocess
 from pathlib import Path
 
@@ -127,7 +126,6 @@ def test_a_worker_that_fails_is_started_again_and_only_a_good_end_powers_off(mac
     prepare(machine, ends="1\n137\n0\n")
     done = machine.run(startup_script(boot()))
     assert "the worker ended with code 137" in done.stdout
-    assert [call for call in machine.calls if call.startswith("docker run")] == [machine.calls[-3]] * 3 or True
     assert sum(call.startswith("docker run") for call in machine.calls) == 3
     assert sum(call == "systemctl poweroff" for call in machine.calls) == 1
 
@@ -189,7 +187,7 @@ def test_what_cannot_stand_in_an_environment_is_refused(more: dict[str, object])
         startup_script(boot(**more))
 
 
-def test_the_cloud_config_writes_the_same_script_for_root_alone_and_starts_it(tmp_path: Path) -> None:
+def test_the_cloud_config_writes_the_same_script_for_root_alone_and_starts_it() -> None:
     text = cloud_config(boot())
     head, _, rest = text.partition("\n")
     assert head == "#cloud-config"
@@ -203,4 +201,3 @@ def test_the_cloud_config_writes_the_same_script_for_root_alone_and_starts_it(tm
     assert text.count(TOKEN_PLACEHOLDER) == 1
     yaml = pytest.importorskip("yaml")
     assert yaml.safe_load(text) == config
-    assert os.access(tmp_path, os.W_OK)

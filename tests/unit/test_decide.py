@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from orca_infra.machines.decide import POOL_LABEL, STACK_LABEL, decide
 from orca_infra.machines.model import (
+    EVERY_POOL,
     Action,
     DeleteStray,
     Demand,
@@ -30,6 +31,7 @@ from orca_infra.machines.model import (
     Pool,
     Progress,
     Reason,
+    Refusal,
     Remove,
     SeenMachine,
     Snapshot,
@@ -91,6 +93,22 @@ def rows(draw: st.DrawFn, pool: str, number: int) -> MachineRow:
         slots=draw(st.integers(1, 3)) if first_seen else 0,
         running=draw(st.integers(0, 3)) if confirmed else 0,
         last_run_ended_at=draw(MAYBE_AGES),
+        drain_at=draw(st.none() | st.none() | AGES),
+        drain_now=draw(st.integers(0, 9)) == 0,
+    )
+
+
+@st.composite
+def refusals(draw: st.DrawFn) -> Refusal:
+    return Refusal(
+        pool=draw(st.sampled_from(NAMES)),
+        type=draw(st.sampled_from(["small", "large"])),
+        location=draw(st.sampled_from(["a", "b"])),
+        spot=False,
+        kind=draw(st.sampled_from(["NoCapacity", "NoCapacity", "QuotaExceeded"])),
+        since=draw(AGES),
+        last_at=draw(AGES),
+        times=draw(st.integers(1, 3)),
     )
 
 
@@ -149,6 +167,13 @@ def worlds(draw: st.DrawFn) -> tuple[Snapshot, tuple[Pool, ...], Limits]:
         },
         held=draw(some) if draw(st.integers(0, 3)) == 0 else {},
         unreadable=draw(st.sampled_from([{}, {}, {}, {"gcp": "503"}])),
+        paused=draw(st.sampled_from([frozenset(), frozenset(), frozenset({"p"}), frozenset({EVERY_POOL})])),
+        refusals=tuple(draw(st.lists(refusals(), max_size=4))),
+        ended_lately=frozenset(
+            (name, "uid") for name in draw(st.lists(st.sampled_from([n for n, _ in every]), max_size=2))
+        ),
+        type_architectures={"local": {"large": "arm64"}} if draw(st.booleans()) else {},
+        image_architectures={"worker:1": frozenset({"amd64"})} if draw(st.booleans()) else {},
     )
     total = draw(st.none() | st.integers(0, 8))
     return snapshot, declared, replace(LIMITS, max_machines_total=total)
@@ -200,11 +225,48 @@ def test_no_limit_on_machines_is_ever_passed(world: World) -> None:
 def test_what_runs_something_goes_only_when_it_is_lost_stopped_preempted_or_vanished(world: World) -> None:
     snapshot, _, _ = world
     working = {row.name for row in snapshot.machines if row.running and row.revoked_at is None and row.confirmed_at}
+    at_once = {row.name for row in snapshot.machines if row.drain_now}
     for action in removals(decide(*world)):
+        if action.reason is Reason.DRAINED and action.name in at_once:
+            continue
         if action.name in working:
             assert action.reason in FORCED
         if action.reason not in FORCED and action.name not in {r.name for r in snapshot.machines if r.revoked_at}:
             assert action.only_idle, "a run may land on it until then"
+
+
+@QUICK
+@given(worlds())
+def test_in_a_paused_pool_nothing_is_made_and_nothing_goes_for_being_idle(world: World) -> None:
+    snapshot, declared, _ = world
+    begun = {row.name for row in snapshot.machines if row.revoked_at is not None}
+    plan = decide(*world)
+    for action in plan.actions:
+        if isinstance(action, Make | Remove) and (action.pool in snapshot.paused or EVERY_POOL in snapshot.paused):
+            assert isinstance(action, Remove)
+            assert action.name in begun or action.reason not in {Reason.IDLE, Reason.POOL_GONE}
+    for report in plan.reports[: len(declared)]:
+        if report.pool in snapshot.paused:
+            assert not report.in_search, "the search begins anew when the pause is over"
+
+
+@QUICK
+@given(worlds())
+def test_no_candidate_is_of_an_architecture_that_the_image_lacks_and_the_last_type_keeps_every_location(
+    world: World,
+) -> None:
+    snapshot, declared, _ = world
+    by_pool = {pool.name: pool for pool in declared}
+    for make in makes(decide(*world)):
+        pool = by_pool[make.pool]
+        variants = snapshot.image_architectures.get(pool.image)
+        stated = snapshot.type_architectures.get(pool.provider, {})
+        usable = [kind for kind in pool.types if variants is None or stated.get(kind.type, "amd64") in variants]
+        assert {candidate.type for candidate in make.candidates} <= {kind.type for kind in usable}
+        tried_last = make.then_type.partition("#")[0] == usable[-1].type
+        if len(usable) == 1 or (tried_last and all(k.type != usable[-1].type for k in usable[:-1])):
+            locations = [c.location for c in make.candidates if c.type == usable[-1].type]
+            assert locations == list(usable[-1].locations)
 
 
 @QUICK
@@ -244,6 +306,7 @@ def test_a_stray_is_ours_old_owned_by_nobody_and_wanted_by_nobody(world: World) 
     snapshot, _, limits = world
     plan = decide(*world)
     deleted = [action.machine for action in plan.actions if isinstance(action, DeleteStray)]
+    assert not snapshot.ended_lately & {(machine.name, machine.uid) for machine in deleted}
     for machine in [*deleted, *plan.strays_held]:
         assert machine.labels[STACK_LABEL] == STACK_ID
         assert machine.name not in {row.name for row in snapshot.machines}

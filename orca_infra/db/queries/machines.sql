@@ -110,6 +110,14 @@ from taken_back t where s.pool = t.pool and s.last_number = t.number
 update orca.pool_machines set uid = %(uid)s, confirmed_at = now()
 where name = %(name)s and ended_at is null and confirmed_at is null
 
+-- name: confirm_owned
+-- Machines whose `up` ended well and whose confirmation a crash kept from being written: the state holds them as made.
+update orca.pool_machines m set uid = o.uid, confirmed_at = now()
+from orca.owned o
+where o.name = m.name and o.uid <> '' and o.stack = any(%(stacks)s)
+    and m.ended_at is null and m.confirmed_at is null and m.revoked_at is null
+returning m.name, m.pool
+
 -- name: revoke
 select orca.revoke_machine(%(name)s, %(reason)s, %(only_idle)s)
 

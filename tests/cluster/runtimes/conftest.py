@@ -31,7 +31,7 @@ from orca_infra.stack.engine import Engine, EngineConfig
 from orca_infra.stack.operations import RecordedEngine
 from orca_infra.testing.cluster import TestCluster
 
-POOL_FILE = Path(__file__).parents[4] / "shared" / "data" / "runtime-pool.yaml"
+POOL_FILE = Path(__file__).parents[2] / "data" / "runtime-pool.yaml"
 STACK_ID = "astackoftests234"
 NODE_LABELS = {
     "role.datalayer.io/runtime": "true",
