@@ -47,6 +47,7 @@ class Settings:
     grow_after_seconds: float
     try_seconds: float
     boot_seconds: float
+    image_seconds: float
     heartbeat_seconds: float
     lost_seconds: float
     lost_max: int
@@ -356,6 +357,13 @@ SETTINGS: tuple[Setting, ...] = (
         "900",
         meaning="A machine whose worker has not shown up in this time is removed.",
         why="Pulling a large image on a slow type takes minutes; a quarter of an hour is no boot any more.",
+    ),
+    _seconds(
+        "ORCA_POOL_IMAGE_SECONDS",
+        "image_seconds",
+        "600",
+        meaning="How long the architectures of a worker image, read from its registry, are kept.",
+        why="A tag can be pushed again, and registries count requests.",
     ),
     _seconds(
         "ORCA_HEARTBEAT_SECONDS",

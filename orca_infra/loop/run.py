@@ -47,7 +47,11 @@ class Loop:
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._passes = MachinePasses(
-            surroundings, self._engine, self._leader.verify, log, images=RegistryArchitectures()
+            surroundings,
+            self._engine,
+            self._leader.verify,
+            log,
+            images=RegistryArchitectures(kept_seconds=surroundings.settings.image_seconds),
         )
         self._cluster = self._cluster_passes() if surroundings.settings.uses_cluster else []
         _check_base_soon(surroundings, self._engine)

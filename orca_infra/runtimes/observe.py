@@ -125,7 +125,8 @@ def read_object(item: Object) -> SeenObject:
         held=held,
         waiting=waiting,
         waiting_message=message,
-        failed=failed or (status.get("reason", "") if status.get("phase") == "Failed" else ""),
+        # The Pod's own reason (Evicted) says more than its container's end (Error).
+        failed=(status.get("reason", "") if status.get("phase") == "Failed" else "") or failed,
         address=status.get("podIP") or None,
     )
 

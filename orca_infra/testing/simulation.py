@@ -432,12 +432,11 @@ def main(arguments: list[str] | None = None) -> int:
             folder.chmod(0o755)
             url = embedded.start(folder / "postgres")
             prepare_database(url)
-        simulation = Simulation(url)
-        if options.seed is not None:
-            print("\n".join(simulation.run(options.seed).lines))
-        for seed in range(options.first, options.first + options.count):
-            simulation.run(seed)
-        simulation.close()
+        with contextlib.closing(Simulation(url)) as simulation:
+            if options.seed is not None:
+                print("\n".join(simulation.run(options.seed).lines))
+            for seed in range(options.first, options.first + options.count):
+                simulation.run(seed)
     finally:
         if folder is not None:
             embedded.stop(folder / "postgres")
