@@ -134,8 +134,7 @@ class World:
         self.lines.append(f"{(self.clock.now.timestamp() % 86400):8.1f} {line}")
 
     def rows(self, query: LiteralString, **parameters: object) -> list[dict[str, Any]]:
-        with self.watcher.transaction() as transaction:
-            return transaction.dicts(query, parameters)
+        return self.watcher.read(query, parameters)
 
     def cloud_of(self, location: str) -> FakeCloud:
         return self.backend.clouds[location]
