@@ -163,7 +163,16 @@ class World:
         [row] = self.rows("select paused, max_runs from orca.pipelines where name = %(name)s", name=pipeline)
         paused = self.rows("select pool from orca.pool_pauses where pool in (%(pool)s, '')", pool=pool)
         declared = [one for one in self.config.pools if one.name == pool and one.max_machines > 0]
-        return bool(row["paused"] or row["max_runs"] == 0 or paused or not declared)
+        return bool(row["paused"] or row["max_runs"] == 0 or paused or not declared or self._is_starved())
+
+    def _is_starved(self) -> bool:
+        """Whether machines that a pause keeps, though they are idle, are as many as there may be in all."""
+        total = self.config.max_machines_total
+        kept = self.rows(
+            "select from orca.pool_machines m where m.ended_at is null and exists "
+            "(select from orca.pool_pauses p where p.pool in (m.pool, ''))"
+        )
+        return total is not None and len(kept) >= total
 
     def note_idle_seconds(self) -> None:
         for pool in self.config.pools:
@@ -270,32 +279,35 @@ class World:
                 self.events.clouds()
                 self.make_pass(may_be_killed=True)
             self._calm_down()
-            quiet = 0
+            quiet, unsettled = 0, ""
             for _ in range(CALM_PASSES):
                 result = self.make_pass()
-                is_quiet = result is not None and not result.plan.actions and not result.changed and self._is_settled()
-                quiet = quiet + 1 if is_quiet else 0
+                does_nothing = result is not None and not result.plan.actions and not result.changed
+                unsettled = self._unsettled() if does_nothing else "it still acts"
+                quiet = 0 if unsettled else quiet + 1
                 if quiet == 2:
                     break
-            self.checks.that(quiet == 2, f"no fixpoint within {CALM_PASSES} passes")
+            self.checks.that(quiet == 2, f"no fixpoint within {CALM_PASSES} passes: {unsettled}")
             self.checks.at_the_end(self.config.pools)
 
     def processes(self) -> contextlib.AbstractContextManager[object]:
         """Within this, the ledger asks the simulation which engine processes live."""
         return mock.patch("orca_infra.stack.operations.is_alive", self.backend.is_alive)
 
-    def _is_settled(self) -> bool:
-        """Nothing works, waits, boots, lags or is within its grace any more that could make a later pass act."""
-        left = self.rows("select pipeline, state from orca.runs where state in ('queued', 'running')")
-        if any(row["state"] == "running" or not self.may_wait(row["pipeline"]) for row in left):
-            return False
+    def _unsettled(self) -> str:
+        """What still works, waits, boots, lags or is within its grace, so that a later pass has to act; or nothing."""
+        left = self.rows("select id, pipeline, state from orca.runs where state in ('queued', 'running') order by id")
+        left = [row for row in left if row["state"] == "running" or not self.may_wait(row["pipeline"])]
+        if left:
+            return f"runs are left: {left}"
         if any(cloud.late for cloud in self.clouds.values()):
-            return False
-        rows = self.rows("select uid, pool from orca.pool_machines where ended_at is null")
+            return "a cloud has yet to do what it was asked for"
+        rows = self.rows("select name, uid, pool from orca.pool_machines where ended_at is null order by name")
         if {row["uid"] for row in rows} != {machine.uid for machine in self.ours()}:
-            return False
+            return f"rows {[row['name'] for row in rows]}, machines {[machine.name for machine in self.ours()]}"
         paused = {row["pool"] for row in self.rows("select pool from orca.pool_pauses")}
-        return EVERY_POOL in paused or paused.issuperset(row["pool"] for row in rows)
+        idle = [row["name"] for row in rows if paused.isdisjoint((row["pool"], EVERY_POOL))]
+        return f"machines are left: {idle}" if idle else ""
 
     def execute(self, statement: LiteralString, **parameters: object) -> None:
         with self.watcher.transaction() as transaction:

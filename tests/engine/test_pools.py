@@ -258,7 +258,8 @@ def test_a_machine_whose_worker_never_shows_up_is_removed_and_its_console_kept(
     assert w.run_pass().plan.reports[0].message == "1 machine is still booting"
     w.pass_until(lambda: w.reasons()["orca-p-1"] == "BootTimeout")
     assert "the worker image is broken" in (w.surroundings.logs_folder / "orca-p-1.console.log").read_text()
-    w.pass_until(lambda: w.listed() == ["orca-p-2"])
+    # Demand gets a new number; how long that one lives depends on how long passes take, since its worker is broken, too.
+    w.pass_until(lambda: "orca-p-2" in w.reasons() and "orca-p-1" not in w.listed())
 
 
 def test_the_machines_of_a_pool_that_is_gone_from_the_file_go_once_they_are_idle(passes: Passes) -> None:
