@@ -152,6 +152,7 @@ class MachinePasses:
             verify=self._verify,
             log=self._log,
             stopping=self._stopping.is_set,
+            grace_seconds=self._surroundings.settings.stray_grace_seconds,
         )
 
 

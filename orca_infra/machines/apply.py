@@ -66,6 +66,7 @@ class MachineHands:
     verify: Callable[[], None]
     log: Log
     stopping: Callable[[], bool] = lambda: False
+    grace_seconds: float = 0
 
 
 def settle(hands: MachineHands) -> dict[str, str]:
@@ -379,7 +380,10 @@ def _left_of(stack: str, names: set[str], error: OrcaError, hands: MachineHands)
 
 
 def _delete_lost_by_state(row: Mapping[str, Any], hands: MachineHands) -> bool:
-    """Delete a machine whose row lives and which the state has lost; gives whether it is gone."""
+    """Delete a machine whose row lives and which the state has lost; gives whether it is gone.
+
+    That a young one is not shown says nothing: clouds' reads lag behind their writes.
+    """
     provider = hands.providers.get(row["provider"])
     if provider is None:
         return False
@@ -390,7 +394,7 @@ def _delete_lost_by_state(row: Mapping[str, Any], hands: MachineHands) -> bool:
     except OrcaError as error:
         hands.log.warning("machine not deleted yet", machine=row["name"], said=str(error))
         return False
-    return True
+    return machine is not None or row["age_seconds"] >= hands.grace_seconds
 
 
 def _destroy_owned(pool: str, names: list[str], hands: MachineHands) -> int:

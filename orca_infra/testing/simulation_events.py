@@ -90,11 +90,17 @@ class Events:
             self.world.config = replace(self.world.config, pools=self.world.config.pools[:1])
             self.world.say("PEOPLE only pool p is left")
         if chaos.happens("database away"):
-            seconds = rng.choice([10, 70, 85, 120, 300])
-            self.world.away_until = self.world.clock.now + timedelta(seconds=seconds)
-            self.world.say(f"AWAY database for {seconds} s")
+            # Between two passes, or while one is at work.
+            self.world.clock.after(rng.choice([0, 0, 3, 10, 30]), self._database_away)
+
+    def _database_away(self) -> None:
+        seconds = self.world.rng.choice([10, 70, 85, 120, 300])
+        self.world.away_until = self.world.clock.now + timedelta(seconds=seconds)
+        self.world.say(f"AWAY database for {seconds} s")
 
     def _queue_run(self) -> None:
+        if self.world.is_away:
+            return
         rng = self.world.rng
         self.world.execute(
             "insert into orca.runs (pipeline, fill) values (%(name)s, %(fill)s)",

@@ -86,7 +86,8 @@ select stack, name from orca.owned where stack like %(pattern)s
 select name, urn from orca.owned where stack = %(stack)s
 
 -- name: machines_named
-select name, provider, location, uid, ended_at from orca.pool_machines where name = any(%(names)s)
+select name, provider, location, uid, ended_at, extract(epoch from now() - created_at)::float8 as age_seconds
+from orca.pool_machines where name = any(%(names)s)
 
 -- name: next_number
 -- Take the pool's next number: above every one it ever had and above every one that its provider lists.
