@@ -99,9 +99,9 @@ class MachinePasses:
         plan = decide(snapshot, config.pools, self._surroundings.settings.limits(config))
         self._say_what_is_held(plan)
         changed = hands_of_machines.apply(plan, snapshot, hands)
-        # A pass whose engine was slow is no gap, or a slow cloud would keep silence from ever counting.
-        with self._surroundings.database.transaction() as transaction:
-            transaction.run(SQL["heard"])
+        # Read again at the end, so that a slow pass and what follows it are not one gap; but what was unheard within one long
+        # operation stays a gap, since the database may have been away in it.
+        self._hear()
         next_in = None
         if plan.next_due_at is not None:
             next_in = (plan.next_due_at - snapshot.now).total_seconds() - (self._seconds() - read_at)

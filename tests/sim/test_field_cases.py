@@ -195,6 +195,28 @@ def test_m8_nobody_is_judged_by_a_silence_that_could_not_be_heard(scenes: Any, s
     assert scene.reasons() == before
 
 
+def test_m8_an_outage_within_one_long_operation_is_no_silence_either(
+    scenes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = scenes()
+    monkeypatch.setattr(scene.world.workers.rng, "uniform", lambda low, high: {30: 10, 45: 10000}.get(high, low))
+    scene.queue(1)
+    scene.until(lambda: scene.states() == {"orca-p-1": "running"})
+    scene.passes(30)
+    life = scene.life("orca-p-1")
+    scene.queue(1)
+    scene.world.clock.pass_until(life.last_hello_at + timedelta(seconds=14))
+    scene.cloud.arm("create", Fault(seconds=78, effect=Effect.DONE))
+    life.is_silent = True  # until after the next pass, at the latest
+    scene.world.clock.after(
+        0.5, lambda: setattr(scene.world, "away_until", scene.world.clock.now + timedelta(seconds=78))
+    )
+    began_at = scene.world.clock.now
+    scene.until(lambda: (scene.world.clock.now - began_at).total_seconds() > 80, passes=2)
+    scene.world.make_pass()
+    assert scene.reasons() == {"orca-p-1": None, "orca-p-2": None}
+
+
 def test_m8_after_the_outage_who_stays_silent_is_lost_in_time(scenes: Any) -> None:
     scene = scenes(idle_seconds=10000.0)
     scene.queue(1)

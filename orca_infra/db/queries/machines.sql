@@ -147,10 +147,6 @@ on conflict (single) do update set
     read_at = now()
 returning since
 
--- name: heard
--- A pass has come to its end: for as long as it took, the database was there to be written to.
-update orca.hearing set read_at = now()
-
 -- name: hearing_since
 select since from orca.hearing
 
