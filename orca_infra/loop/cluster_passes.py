@@ -76,11 +76,7 @@ class RunPasses:
         Raises what `observe` raises (nothing was decided then), SetupError for a foreign or missing namespace, OutcomeUnknown
         for a cohort whose `up` was cut short, and NotLeader.
         """
-        self._hands.verify()
-        claim_cluster(self._kube, self._surroundings.database)
-        namespace = self._hands.settings.namespace
-        check_namespace(self._kube, namespace, self._surroundings.stack_id, self._surroundings.settings.stack)
-        self._hands.cohorts.abandon()
+        _begin(self._hands, self._surroundings, self._hands.settings.namespace)
         plan = self.plan()
         return hands_of_runs.apply(plan, self._hands)
 
@@ -153,10 +149,7 @@ class RuntimePasses:
     def run(self) -> int:
         """Make one pass; gives how many actions changed something. Raises as RunPasses.run does."""
         self.next_in_seconds = None
-        self._hands.verify()
-        claim_cluster(self._kube, self._surroundings.database)
-        check_namespace(self._kube, self._namespace, self._surroundings.stack_id, self._surroundings.settings.stack)
-        self._hands.cohorts.abandon()
+        _begin(self._hands, self._surroundings, self._namespace)
         snapshot = observe_runtimes(
             self._surroundings.database, self._kube, stack_id=self._surroundings.stack_id, namespace=self._namespace
         )
@@ -185,6 +178,16 @@ class RuntimePasses:
     def prune(self) -> None:
         """Delete the rows of what ended long ago."""
         prune_runtimes(self._surroundings.database, self._surroundings.settings.ended_row_seconds)
+
+
+def _begin(
+    hands: hands_of_runs.RunHands | hands_of_runtimes.RuntimeHands, surroundings: Surroundings, namespace: str
+) -> None:
+    """What every pass begins with: the lead, the right cluster and namespace, no cohort that is thought under way."""
+    hands.verify()
+    claim_cluster(hands.kube, surroundings.database)
+    check_namespace(hands.kube, namespace, surroundings.stack_id, surroundings.settings.stack)
+    hands.cohorts.abandon()
 
 
 def run_limits(settings: Settings) -> RunLimits:

@@ -13,19 +13,12 @@ from orca_infra.runtimes.render import RUNTIME_ANNOTATION, RenderedPod
 from orca_infra.runtimes.resources import size_of
 
 
-def note_pod(database: Database, item: Object) -> bool:
-    """Write what a watch shows of a Pod in its row, so that it can be taken as soon as it is Ready. For the leader only.
-
-    Gives whether anything was new. A Pod without a row, or that ends, is nobody's to note.
-    """
-    return _note(database, _mark_of(item))
-
-
 class PodNotes:
-    """Notes what a watch shows, and asks the database only about what it has not shown before.
+    """Writes what a watch shows of a Pod in its row, so that it can be taken as soon as it is Ready. For the leader only.
 
-    Most of what happens to a Pod is no news: every launch touches its Pod twice. The first touch is, since its pool then
-    lacks one.
+    A Pod without a row, or that ends, is nobody's to note. The database is asked only about what was not shown before:
+    most of what happens to a Pod is no news, since every launch touches its Pod twice. The first touch is, since its pool
+    then lacks one.
     """
 
     _KEPT_MOST = 50_000

@@ -25,12 +25,11 @@ INTERRUPT_GRACE_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
-    """What a command came to. `cut_short` says why it was ended from here, or is empty."""
+    """What a command that ran to its end came to."""
 
     code: int
     stdout: str
     stderr: str
-    cut_short: str = ""
 
 
 class PulumiCommand:

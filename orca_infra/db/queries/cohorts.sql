@@ -60,9 +60,3 @@ order by c.number limit %(limit)s
 
 -- name: forget_cohort
 delete from orca.cohorts where stack = %(stack)s
-
--- name: forget_objects
-delete from orca.kube_objects where run = %(run)s and start = %(start)s
-
--- name: known_objects
-select namespace, kind, name, uid from orca.kube_objects where scope = %(scope)s

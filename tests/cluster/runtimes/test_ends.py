@@ -11,7 +11,7 @@ from orca_infra.errors import OutcomeUnknown, Refused
 from orca_infra.kube.kinds import NAMESPACE, RUNTIME_POOL, SECRET, Ref
 from orca_infra.loop.cluster_passes import RuntimePasses
 from orca_infra.runtimes.living import end_runtime, extend_runtime, list_runtimes, read_usage
-from orca_infra.runtimes.rows import note_pod, prune
+from orca_infra.runtimes.rows import PodNotes, prune
 from orca_infra.settings import read_settings
 from orca_infra.surroundings import open_surroundings
 
@@ -133,8 +133,8 @@ def test_what_no_row_wants_is_a_stray_and_what_a_watch_shows_can_be_taken_at_onc
     room.wait_until(lambda: any(room.is_ready(pod) for pod in room.pods().values()))
     assert room.warm() == set()
     [pod] = room.pods().values()
-    assert note_pod(room.database, pod)
-    assert not note_pod(room.database, pod)
+    assert PodNotes(room.database).note(pod)
+    assert not PodNotes(room.database).note(pod)
     assert room.launch().warm
     labels = {"orca.stack": room.stack_id, "orca.role": "runtime"}
     for labelled in (labels, {"orca.stack": room.stack_id}, {**labels, "orca.stack": "another"}):
