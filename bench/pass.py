@@ -157,9 +157,13 @@ def small_up(here: Surroundings, figures: dict[str, float], floors: dict[str, fl
     theirs = []
     for number in range(UPS + 1):
         started = time.perf_counter()
-        program, urn = one_machine(here, "bench.machines.ours", f"ours-{number}")
+        name = f"ours-{number}"
         changes = engine.up(
-            "bench.machines.ours", program, targets=(urn,), deadline_seconds=60, on_start=lambda _: None
+            "bench.machines.ours",
+            machine_program(KIND, {name: (declaration_of(here, name), "x")}),
+            targets=(urn_of("bench.machines.ours", name),),
+            deadline_seconds=60,
+            on_start=lambda _: None,
         )
         assert any(change.outputs.get("uid") for change in changes)
         ours.append(time.perf_counter() - started)
@@ -169,9 +173,11 @@ def small_up(here: Surroundings, figures: dict[str, float], floors: dict[str, fl
     floors["sdk_stack_up_seconds"] = median(theirs[1:])
 
 
-def one_machine(here: Surroundings, stack: str, name: str):  # noqa: ANN201  (a program and its URN)
-    kind = "orca:index:Machine"
-    declaration = {
+KIND = "orca:index:Machine"
+
+
+def declaration_of(here: Surroundings, name: str) -> dict[str, object]:
+    return {
         "folder": str(here.cloud_folder),
         "name": name,
         "location": "west",
@@ -180,14 +186,20 @@ def one_machine(here: Surroundings, stack: str, name: str):  # noqa: ANN201  (a 
         "argv": ["sleep", "600"],
         "environment": {"ORCA_TOKEN": "x"},
     }
-    return machine_program(kind, {name: (declaration, "x")}), f"urn:pulumi:{stack}::orca-infra::{kind}::{name}"
+
+
+def urn_of(stack: str, name: str) -> str:
+    return f"urn:pulumi:{stack}::orca-infra::{KIND}::{name}"
 
 
 def sdk_up(here: Surroundings, name: str) -> float:
-    """The same machine through the SDK's Stack.up."""
+    """The same machine through the SDK's resource class and its Stack.up."""
+    import pulumi
     from pulumi import automation
 
-    program, urn = one_machine(here, "bench.machines.theirs", name)
+    def program() -> None:
+        pulumi.CustomResource(KIND, name, declaration_of(here, name))
+
     environment = engine_environment(here.engine)
     os.environ["PATH"] = environment["PATH"]
     stack = automation.create_or_select_stack(
@@ -197,7 +209,7 @@ def sdk_up(here: Surroundings, name: str) -> float:
         opts=automation.LocalWorkspaceOptions(env_vars=environment),
     )
     started = time.perf_counter()
-    stack.up(target=[urn])
+    stack.up(target=[urn_of("bench.machines.theirs", name)])
     return time.perf_counter() - started
 
 

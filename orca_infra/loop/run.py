@@ -171,7 +171,8 @@ class Loop:
                 wait = min(wait, result.next_in_seconds)
             return result.changed
 
-        return min(wait, self._given_up_alone(make))
+        until_next = self._given_up_alone(make)  # first: it is what says how long to wait
+        return min(wait, until_next)
 
     def _given_up_alone(self, make: Callable[[], int]) -> float:
         """Make a pass; one that fails is said and keeps no other from being made. Gives the seconds until the next.
