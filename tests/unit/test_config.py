@@ -13,7 +13,7 @@ from orca_infra.machines.model import MachineType, Pool
 from orca_infra.machines.providers.local_config import LocalCloud
 from orca_infra.names import machine_name
 from orca_infra.runs.model import PodPlacement
-from orca_infra.toml_lines import KeyPath, key_lines
+from orca_infra.config.lines import KeyPath, key_lines
 
 WHOLE = """\
 max_machines_total = 20

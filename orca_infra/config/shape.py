@@ -1,0 +1,273 @@
+"""The shape of orca.toml: each table is a class, each of its fields a key of the file. pydantic stays in this package."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from orca_infra.config.lines import KeyPath
+from orca_infra.config.report import nearest, quoted
+from orca_infra.machines.boot import SECRET
+from orca_infra.machines.model import MachineType, Pool
+from orca_infra.machines.providers.gcp_config import COS, COS_ARM64, GcpCloud
+from orca_infra.machines.providers.local_config import LocalCloud
+from orca_infra.quantity import seconds_of
+from orca_infra.runs.model import PodPlacement
+
+PROVIDERS = ("gcp", "local")
+
+_MOST_MACHINES = 1_000_000
+_LONGEST_NAME = 200
+# https://cloud.google.com/resource-manager/docs/creating-managing-projects, with the old form of domains
+_PROJECT = re.compile(r"(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
+
+
+def text_of_a_name(value: str) -> str:
+    if not value.strip():
+        raise ValueError("must not be empty")
+    if len(value) > _LONGEST_NAME:
+        raise ValueError(f"must have at most {_LONGEST_NAME} characters, not {len(value)}")
+    if not value.isprintable():
+        raise ValueError("must not hold control characters or other invisible ones")
+    return value
+
+
+def _image(value: str) -> str:
+    if any(character.isspace() for character in value):
+        raise ValueError("must not hold spaces; write an image such as registry.example/orca-worker:1")
+    return value
+
+
+def _provider(value: str) -> str:
+    if value not in PROVIDERS:
+        near = nearest(value, PROVIDERS)
+        what_next = f"did you mean {near}?" if near else f"the providers are {', '.join(PROVIDERS)}"
+        raise ValueError(f"unknown provider {quoted(value)}; {what_next}")
+    return value
+
+
+def _project(value: str) -> str:
+    if not _PROJECT.fullmatch(value):
+        raise ValueError("must be a project's id, such as my-project-123")
+    return value
+
+
+def _secret(value: str) -> str:
+    if value and not SECRET.fullmatch(value):
+        raise ValueError("must be a secret's name, such as projects/my-project-123/secrets/orca-db")
+    return value
+
+
+def _different(values: list[str]) -> list[str]:
+    if not values:
+        raise ValueError("must name at least one location")
+    seen: set[str] = set()
+    for value in values:
+        if value in seen:
+            raise ValueError(f"names {quoted(value)} twice; remove one of them")
+        seen.add(value)
+    return values
+
+
+def _some_seconds(value: float) -> float:
+    if value <= 0:
+        raise ValueError("must be more than 0")
+    return value
+
+
+_Text = Annotated[str, AfterValidator(text_of_a_name)]
+_Locations = Annotated[list[_Text], AfterValidator(_different)]
+_Seconds = Annotated[float, BeforeValidator(seconds_of)]
+_Count = Annotated[int, Field(ge=0, le=_MOST_MACHINES)]
+
+
+class Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class _Type(Table):
+    type: _Text
+    wait: _Seconds = 0
+    locations: _Locations | None = None
+    price_per_hour: Annotated[float, Field(ge=0)] | None = None
+    spot: bool = False
+
+    def freeze(self, pool_locations: list[str] | None) -> MachineType:
+        return MachineType(
+            type=self.type,
+            locations=tuple(self.locations or pool_locations or ()),
+            wait_seconds=self.wait,
+            price_per_hour=self.price_per_hour,
+            spot=self.spot,
+        )
+
+
+class _Pool(Table):
+    provider: Annotated[str, AfterValidator(_provider)]
+    image: Annotated[_Text, AfterValidator(_image)]
+    locations: _Locations | None = None
+    max_machines: _Count
+    idle_seconds: Annotated[_Seconds, AfterValidator(_some_seconds)]
+    max_booting: Annotated[int, Field(ge=1, le=_MOST_MACHINES)] = 1
+    types: Annotated[list[_Type], Field(min_length=1)]
+
+    def freeze(self, name: str) -> Pool:
+        return Pool(
+            name=name,
+            provider=self.provider,
+            image=self.image,
+            max_machines=self.max_machines,
+            idle_seconds=self.idle_seconds,
+            max_booting=self.max_booting,
+            types=tuple(entry.freeze(self.locations) for entry in self.types),
+        )
+
+
+class _LocalType(Table):
+    architecture: _Text
+
+
+class _Local(Table):
+    locations: dict[str, dict[str, _Count]] = {}
+    create_seconds: _Seconds = 0
+    types: dict[str, _LocalType] = {}
+
+    def freeze(self) -> LocalCloud:
+        return LocalCloud(
+            locations=self.locations,
+            create_seconds=self.create_seconds,
+            architectures={name: kind.architecture for name, kind in self.types.items()},
+        )
+
+
+class _GcpType(Table):
+    architecture: _Text
+
+
+class _Gcp(Table):
+    project: Annotated[str, AfterValidator(_project)]
+    network: str = ""
+    subnetwork: str = ""
+    service_account: str = ""
+    boot_image: _Text = COS
+    boot_image_arm64: _Text = COS_ARM64
+    disk_gb: Annotated[int, Field(ge=10, le=65536)] = 30
+    disk_type: str = ""
+    external_address: bool = False
+    secure_boot: bool = True
+    environment: dict[str, str] = {}
+    database_secret: Annotated[str, AfterValidator(_secret)] = ""
+    types: dict[str, _GcpType] = {}
+
+    def freeze(self) -> GcpCloud:
+        return GcpCloud(
+            project=self.project,
+            network=self.network,
+            subnetwork=self.subnetwork,
+            service_account=self.service_account,
+            boot_image=self.boot_image,
+            boot_image_arm64=self.boot_image_arm64,
+            disk_gb=self.disk_gb,
+            disk_type=self.disk_type,
+            external_address=self.external_address,
+            secure_boot=self.secure_boot,
+            environment=self.environment,
+            database_secret=self.database_secret,
+            architectures={name: kind.architecture for name, kind in self.types.items()},
+        )
+
+
+class _Toleration(Table):
+    key: _Text | None = None
+    operator: Literal["Exists", "Equal"] = "Equal"
+    value: str | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    toleration_seconds: Annotated[int, Field(ge=0)] | None = None
+
+    def freeze(self) -> dict[str, object]:
+        said = {
+            "key": self.key,
+            "operator": self.operator,
+            "value": self.value,
+            "effect": self.effect,
+            "tolerationSeconds": self.toleration_seconds,
+        }
+        return {name: value for name, value in said.items() if value is not None}
+
+
+class _Pipeline(Table):
+    image_pull_secrets: list[_Text] = []
+    node_selector: dict[str, str] = {}
+    tolerations: list[_Toleration] = []
+    priority_class: _Text | None = None
+    non_root: bool = False
+
+    def freeze(self) -> PodPlacement:
+        return PodPlacement(
+            image_pull_secrets=tuple(self.image_pull_secrets),
+            node_selector=dict(self.node_selector),
+            tolerations=tuple(toleration.freeze() for toleration in self.tolerations),
+            priority_class=self.priority_class,
+            non_root=self.non_root,
+        )
+
+
+class File(Table):
+    max_machines_total: _Count | None = None
+    pools: dict[str, _Pool] = {}
+    pipelines: dict[str, _Pipeline] = {}
+    local: _Local = _Local()
+    gcp: _Gcp | None = None
+
+
+EXAMPLES = {
+    "type": 'type = "small"',
+    "provider": 'provider = "local"',
+    "image": 'image = "registry.example/orca-worker:1"',
+    "locations": 'locations = ["east"], here or in each of its types',
+    "max_machines": "max_machines = 5",
+    "idle_seconds": 'idle_seconds = "10m"',
+    "architecture": 'architecture = "arm64"',
+    "project": 'project = "my-project-123"',
+    "types": 'at least one [[…types]] with type = "small"',
+}
+
+
+def table_of(path: KeyPath) -> type[Table] | None:
+    """Say which table stands at a path; None where names are free."""
+    match path:
+        case ():
+            return File
+        case ("pools", str()):
+            return _Pool
+        case ("pools", str(), "types", int()):
+            return _Type
+        case ("local",):
+            return _Local
+        case ("local", "types", str()):
+            return _LocalType
+        case ("gcp",):
+            return _Gcp
+        case ("gcp", "types", str()):
+            return _GcpType
+        case ("pipelines", str()):
+            return _Pipeline
+        case ("pipelines", str(), "tolerations", int()):
+            return _Toleration
+    return None
+
+
+HOMES: Mapping[type[Table], str] = {
+    File: "to the top of the file, before the first [table]",
+    _Pool: "to a pool, [pools.NAME]",
+    _Type: "to a pool's type, [[pools.NAME.types]]",
+    _Local: "to [local]",
+    _LocalType: "to a type of the local cloud, [local.types.NAME]",
+    _Gcp: "to [gcp]",
+    _GcpType: "to a type of Google Cloud, [gcp.types.NAME]",
+    _Pipeline: "to a pipeline, [pipelines.NAME]",
+    _Toleration: "to a pipeline's toleration, [[pipelines.NAME.tolerations]]",
+}
