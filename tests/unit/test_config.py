@@ -8,12 +8,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orca_infra.config import Config, load_config, parse_config
+from orca_infra.config.lines import KeyPath, key_lines
 from orca_infra.errors import ConfigError
 from orca_infra.machines.model import MachineType, Pool
 from orca_infra.machines.providers.local_config import LocalCloud
 from orca_infra.names import machine_name
 from orca_infra.runs.model import PodPlacement
-from orca_infra.config.lines import KeyPath, key_lines
 
 WHOLE = """\
 max_machines_total = 20
