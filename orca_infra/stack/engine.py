@@ -195,6 +195,11 @@ class Engine:
         completed = self._run(["stack", "import", "--stack", stack], stack, stdin=json.dumps(exported))
         raise_for(completed, _NO_EVENTS, f"stack import {stack}")
 
+    def forget(self, stack: str, *, targets: tuple[str, ...]) -> None:
+        """Take `targets` (URNs) out of the state; no provider is asked. One that the state does not hold is an error."""
+        completed = self._run(["state", "delete", "--yes", "--stack", stack, *targets], stack)
+        raise_for(completed, _NO_EVENTS, f"state delete {stack}")
+
     def drop(self, stack: str) -> None:
         """Forget the stack with its history, whatever its state holds; no provider is asked."""
         completed = self._run(["stack", "rm", "--yes", "--force", "--remove-backups", "--stack", stack], stack)

@@ -87,6 +87,22 @@ class RecordedEngine:
         with self._database.transaction() as transaction:
             transaction.run(_SQL["settle_stack"], {"stack": stack})
 
+    def forget(self, stack: str, *, targets: tuple[str, ...]) -> None:
+        """Have the state forget `targets`, which are known to be gone; no provider is asked, and nothing is deleted.
+
+        A destroy goes by name, and by then the name may be another's.
+        """
+        self._verify()
+        held = {resource.urn for resource in self._engine.state(stack).resources}
+        present = tuple(urn for urn in targets if urn in held)
+        if present:
+            self._verify()
+            self._unlocked(stack, lambda: self._engine.forget(stack, targets=present))
+        self._verify()
+        with self._database.transaction() as transaction:
+            for urn in targets:
+                transaction.run(_SQL["disown"], {"stack": stack, "urn": urn})
+
     def unsettled(self) -> list[str]:
         """Stacks of which an operation's end is not known; `settle` each before deciding anything about it."""
         with self._database.snapshot() as transaction:
@@ -157,7 +173,9 @@ class RecordedEngine:
         except OrcaError as error:
             # A failure that names no resource may have come after its step: the state is read before it is believed.
             vague = isinstance(error, EngineFailed) and not error.failures
-            self._end(operation, OutcomeUnknown.__name__ if vague else type(error).__name__, str(error))
+            outcome = OutcomeUnknown.__name__ if vague else type(error).__name__
+            done = _changes_of(error) if store else ()
+            self._end(operation, outcome, str(error), lambda transaction: _store(transaction, stack, done))
             raise
         except BaseException as error:
             self._end(operation, OutcomeUnknown.__name__, type(error).__name__)
@@ -188,6 +206,12 @@ class RecordedEngine:
             for lock in locked.locks:
                 break_lock(self._backend_url, lock)
         return operate()
+
+
+def _changes_of(error: OrcaError) -> Changes:
+    """What a failed operation made or removed all the same."""
+    done = error.changes if isinstance(error, EngineFailed) else ()
+    return tuple(change for change in done if isinstance(change, ResourceChange))
 
 
 def _store(transaction: Transaction, stack: str, changes: Iterable[ResourceChange]) -> None:

@@ -157,6 +157,19 @@ class FakeEngine:
         if stack in self._backend.stacks:
             self._backend.stacks[stack].pending.clear()
 
+    def forget(self, stack: str, *, targets: tuple[str, ...]) -> None:
+        trouble = self._around.trouble("forget", stack)
+        if trouble is not None:
+            raise trouble
+        state = self._backend.stacks.get(stack, FakeStack())
+        self._check_lock(state, stack)
+        missing = [urn for urn in targets if urn not in state.resources]
+        if missing:
+            raise EngineFailed(f"state delete {stack}: no such resource {missing[0]}")
+        for urn in targets:
+            del state.resources[urn]
+        self._around.point("engine forgot")
+
     def drop(self, stack: str) -> None:
         self._backend.stacks.pop(stack, None)
 

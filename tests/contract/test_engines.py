@@ -209,6 +209,32 @@ def test_a_destroy_of_a_machine_that_is_gone_forgets_it(bench: Any) -> None:
     assert bench.owned() == {}
 
 
+def test_what_a_failed_operation_did_all_the_same_is_stored_without_reading_the_state(bench: Any) -> None:
+    bench.up("orca-p-1")
+    bench.up("orca-p-2")
+    bench.fail("delete", bench.fault())
+    with pytest.raises(EngineFailed):
+        bench.engine().destroy(STACK, targets=(bench.urn("orca-p-1"), bench.urn("orca-p-2")))
+    # One of the two met the fault; the other is gone, unless the engine stopped before it.
+    assert bench.engine().unsettled() == []
+    assert bench.owned() == bench.listed() != {}
+    assert set(bench.owned()) == {resource.name for resource in bench.engine().settle(STACK).resources}
+
+
+def test_what_is_forgotten_stays_where_it_is_and_the_stack_owns_it_no_more(bench: Any) -> None:
+    bench.up("orca-p-1")
+    bench.up("orca-p-2")
+    before = bench.listed()
+    operations = bench.outcomes()
+    bench.engine().forget(STACK, targets=(bench.urn("orca-p-1"), bench.urn("orca-p-7")))
+    assert bench.listed() == before
+    assert list(bench.owned()) == ["orca-p-2"]
+    assert bench.outcomes() == operations
+    bench.engine().forget(STACK, targets=(bench.urn("orca-p-1"),))
+    assert [resource.name for resource in bench.engine().settle(STACK).resources] == ["orca-p-2"]
+    bench.engine().forget("test.machines.none", targets=(bench.urn("orca-p-1", "test.machines.none"),))
+
+
 def test_a_destroy_in_a_stack_that_does_not_exist_does_nothing(bench: Any) -> None:
     assert bench.engine().destroy(STACK, targets=(bench.urn("orca-p-1"),)) == ()
 
