@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 EXIT_USER = 2
+# The headings of the help.
+LOOK = "Look"
+STEER = "Steer"
+SERVE = "Serve"
+SETUP = "Set up and try"
 
 app = typer.Typer(
     name="orca-infra",
@@ -37,11 +43,11 @@ app = typer.Typer(
 )
 db_app = typer.Typer(help="The database's schema, and the embedded Postgres.", no_args_is_help=True)
 strays_app = typer.Typer(help="Machines that carry this stack's identity and that nobody owns.", no_args_is_help=False)
-app.add_typer(db_app, name="db")
-app.add_typer(strays_app, name="strays")
-app.add_typer(runs_app, name="runs")
-app.add_typer(runtimes_app, name="runtimes")
-register_machines(app)
+app.add_typer(db_app, name="db", rich_help_panel=SETUP)
+app.add_typer(strays_app, name="strays", rich_help_panel=LOOK)
+app.add_typer(runs_app, name="runs", rich_help_panel=LOOK)
+app.add_typer(runtimes_app, name="runtimes", rich_help_panel=SERVE)
+register_machines(app, looking=LOOK, steering=STEER)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables for people.")]
 
@@ -102,9 +108,10 @@ def _version(
         raise typer.Exit
 
 
-@app.command()
+@app.command(rich_help_panel=SETUP)
 def check(
     file: Annotated[Path | None, typer.Argument(help="The file; ORCA_CONFIG or orca.toml by default.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Validate orca.toml and the settings; nothing is contacted.
 
@@ -116,6 +123,9 @@ def check(
     settings = _settings()
     path = file or settings.config_path
     config = load_config(path)
+    if as_json:
+        print_json({"file": str(path), "pools": [asdict(pool) for pool in config.pools]})
+        return
     print(f"{_plain(str(path))}: good; {len(config.pools)} pool{'' if len(config.pools) == 1 else 's'}")
     for pool in config.pools:
         types = ", then ".join(
@@ -126,19 +136,26 @@ def check(
         print(f"  {pool.name} ({pool.provider}, at most {pool.max_machines}): {types}")
 
 
-@app.command()
-def doctor() -> None:
+@app.command(rich_help_panel=SETUP)
+def doctor(as_json: Json = False) -> None:
     """Say which tools and services were found, in which version, and for what is missing the command that gets it.
 
     Exit code 1 when something that is needed is missing.
-    """
-    from orca_infra.doctor import examine, show
 
-    if not show(examine(os.environ)):
+    Example: orca-infra doctor
+    """
+    from orca_infra.doctor import all_is_there, examine, show
+
+    findings = examine(os.environ)
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        show(findings)
+    if not all_is_there(findings):
         raise typer.Exit(EXIT_FAILED)
 
 
-@app.command()
+@app.command(rich_help_panel=SETUP)
 def env() -> None:
     """Print shell lines that give a person's pulumi the same state, passphrase and database as the loop.
 
@@ -175,9 +192,12 @@ def _warn_of_foreign_salt(path: Path, salt: str) -> None:
         )
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def plan(as_json: Json = False) -> None:
-    """Print what a pass would do now and why, also why nothing; nothing is changed."""
+    """Print what a pass would do now and why, also why nothing; nothing is changed.
+
+    Example: orca-infra plan --json
+    """
     from orca_infra.loop.configuration import LiveConfig
     from orca_infra.loop.passes import look, make_providers
     from orca_infra.machines.decide import decide
@@ -194,19 +214,21 @@ def plan(as_json: Json = False) -> None:
     surroundings.close()
 
 
-@app.command()
+@app.command(rich_help_panel=SERVE)
 def run(
     once: Annotated[bool, typer.Option("--once", help="Make one pass and leave.")] = False,
 ) -> None:
     """Run the automation loop: decide and act, pass after pass, until told to stop (SIGTERM or Ctrl-C).
 
     Any number may run; one leads, and another takes over within seconds of its end.
+
+    Example: ORCA_DB=postgresql://orca@db/orca orca-infra run
     """
     from orca_infra.log import make_log
     from orca_infra.loop.run import Loop
 
     surroundings = open_for_command()
-    log = make_log(form=os.environ.get("ORCA_LOG") or None)
+    log = make_log(form=surroundings.settings.log_form)
     loop = Loop(surroundings, log)
     try:
         loop.stop_on_signals()
@@ -221,9 +243,12 @@ def run(
         surroundings.close()
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def status(as_json: Json = False) -> None:
-    """Show pools and machines: demand, states, what the last try came to, and why nothing is being made."""
+    """Show pools and machines: demand, states, what the last try came to, and why nothing is being made.
+
+    Example: orca-infra status --json
+    """
     from orca_infra.screen import status_for_people
     from orca_infra.status import read_status
 
@@ -238,7 +263,10 @@ def status(as_json: Json = False) -> None:
 
 @strays_app.callback(invoke_without_command=True)
 def strays(context: typer.Context, as_json: Json = False) -> None:
-    """List machines that carry this stack's identity, that nobody owns, and that are past their grace."""
+    """List machines that carry this stack's identity, that nobody owns, and that are past their grace.
+
+    Example: orca-infra strays
+    """
     if context.invoked_subcommand is not None:
         return
     surroundings = open_for_command()
@@ -257,7 +285,10 @@ def strays(context: typer.Context, as_json: Json = False) -> None:
 def strays_delete(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Delete all strays, however many they are: for when the loop holds them because they are so many."""
+    """Delete all strays, however many they are: for when the loop holds them because they are so many.
+
+    Example: orca-infra strays delete --yes
+    """
     surroundings = open_for_command()
     found = _find_strays(surroundings)
     if found and not yes and not typer.confirm(f"Delete {len(found)} machines?"):
@@ -290,7 +321,10 @@ def db_migrate(
         bool, typer.Option("--standalone", help="Make orca's own tables too; without it they are required.")
     ] = False,
 ) -> None:
-    """Bring schema orca to this program's version."""
+    """Bring schema orca to this program's version.
+
+    Example: orca-infra db migrate
+    """
     from orca_infra.db.connection import Database
     from orca_infra.db.migrate import migrate
     from orca_infra.surroundings import database_url
@@ -308,7 +342,10 @@ def db_migrate(
 
 @db_app.command("stop")
 def db_stop() -> None:
-    """Stop the embedded Postgres of this stack."""
+    """Stop the embedded Postgres of this stack.
+
+    Example: orca-infra db stop
+    """
     from orca_infra.db import embedded
 
     settings = _settings()
@@ -319,7 +356,7 @@ def db_stop() -> None:
     print("stopped" if stopped else "it was not running")
 
 
-@app.command()
+@app.command(rich_help_panel=SETUP)
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave it running, and print how to look around.")] = False,
     use_cluster: Annotated[
@@ -332,6 +369,8 @@ def demo(
     """Show the main job live, on the real engine and a real Postgres, in a folder of its own; under 90 seconds.
 
     Exit code 1 if anything that it tells did not happen. Ctrl-C leaves nothing.
+
+    Example: orca-infra demo --keep
     """
     from orca_infra.testing.demo import run_demo
 

@@ -78,7 +78,10 @@ def runtimes_launch(  # noqa: PLR0917  (options, as typer reads them)
 def runtimes_list(
     user: Annotated[str | None, typer.Option(help="Only this user's.")] = None, as_json: Json = False
 ) -> None:
-    """Show the runtimes that live."""
+    """Show the runtimes that live.
+
+    Example: orca-infra runtimes list --user jane
+    """
     from orca_infra.cli import open_for_command, print_json
     from orca_infra.runtimes.living import list_runtimes
     from orca_infra.screen import rows_for_people
@@ -104,7 +107,10 @@ def runtimes_list(
 
 @runtimes_app.command("stop")
 def runtimes_stop(runtime: Annotated[str, typer.Argument(help="Its id.")]) -> None:
-    """Stop a runtime: its Pod and its Secret go, and it burns no credits from now on."""
+    """Stop a runtime: its Pod and its Secret go, and it burns no credits from now on.
+
+    Example: orca-infra runtimes stop 6f1c0a52-3a0e-4c39-9d0f-0b4c1d2e3f40
+    """
     from orca_infra.cli import open_for_command
     from orca_infra.runtimes.living import end_runtime
 
@@ -125,7 +131,7 @@ def runtimes_extend(
 ) -> None:
     """Have a runtime live at least so long from now on; never shorter than before.
 
-    Example: orca-infra runtimes extend 0b4c… --for 2h
+    Example: orca-infra runtimes extend 6f1c0a52-3a0e-4c39-9d0f-0b4c1d2e3f40 --for 2h
     """
     from orca_infra.cli import open_for_command
     from orca_infra.quantity import seconds_of
@@ -147,7 +153,10 @@ def runtimes_extend(
 
 @runtimes_app.command("usage")
 def runtimes_usage(user: Annotated[str, typer.Option(help="Whose.")], as_json: Json = False) -> None:
-    """Show what a user's runtimes have cost: exactly where they have ended, up to now where they run."""
+    """Show what a user's runtimes have cost: exactly where they have ended, up to now where they run.
+
+    Example: orca-infra runtimes usage --user jane
+    """
     from orca_infra.cli import open_for_command, print_json
     from orca_infra.runtimes.living import read_usage
     from orca_infra.screen import rows_for_people
@@ -186,6 +195,8 @@ def runtimes_serve(
     """Serve runtimes over HTTP: launch, look, list, extend, stop, usage. Any number of such processes may run.
 
     Tokens are the cluster's own, or from the file that ORCA_RUNTIMES_TOKENS names.
+
+    Example: orca-infra runtimes serve --host 0.0.0.0 --certificate tls.crt --key tls.key
     """
     from orca_infra.cli import open_for_command
     from orca_infra.runtimes.callers import Callers, FileTokens, ReviewedTokens
@@ -219,7 +230,7 @@ def launch_hands(surroundings: Surroundings) -> LaunchHands:
         kube=Kube.connect(kubeconfig=settings.kubeconfig),
         namespace=settings.runtimes_namespace,
         stack_id=surroundings.stack_id,
-        log=make_log(form=os.environ.get("ORCA_LOG") or None),
+        log=make_log(form=settings.log_form),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,14 +16,30 @@ machines_app = typer.Typer(help="Worker machines: list them, drain one, read wha
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table for people.")]
 Name = Annotated[str, typer.Argument(help="The machine, as `orca-infra machines list` shows it.")]
-PoolName = Annotated[str | None, typer.Argument(help="The pool; all pools when it is left off.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands to the program's."""
-    app.add_typer(machines_app, name="machines")
-    app.command("pause")(pause)
-    app.command("resume")(resume)
+def _pool_names(begun: str) -> list[str]:
+    """Complete a pool's name from orca.toml. What is wrong there is said by `orca-infra check`, not while one types."""
+    from orca_infra.config import load_config
+    from orca_infra.settings import read_settings
+
+    try:
+        pools = load_config(read_settings(os.environ).config_path).pools
+    except UserError:
+        return []
+    return [pool.name for pool in pools if pool.name.startswith(begun)]
+
+
+PoolName = Annotated[
+    str | None, typer.Argument(help="The pool; all pools when it is left off.", autocompletion=_pool_names)
+]
+
+
+def register(app: typer.Typer, *, looking: str, steering: str) -> None:
+    """Add these commands to the program's, under its headings."""
+    app.add_typer(machines_app, name="machines", rich_help_panel=looking)
+    app.command("pause", rich_help_panel=steering)(pause)
+    app.command("resume", rich_help_panel=steering)(resume)
 
 
 @machines_app.command("list")
@@ -30,7 +47,10 @@ def machines_list(
     as_json: Json = False,
     all_rows: Annotated[bool, typer.Option("--all", help="Those that ended, too, the newest 100.")] = False,
 ) -> None:
-    """Show every machine with its state: making, booting, idle, busy, draining or removing."""
+    """Show every machine with its state: making, booting, idle, busy, draining or removing.
+
+    Example: orca-infra machines list --all
+    """
     from orca_infra.cli import open_for_command, print_json
     from orca_infra.screen import rows_for_people
     from orca_infra.status import read_machines
@@ -75,6 +95,8 @@ def machines_drain(
     """Have a machine take no more runs and go once it is idle; the loop does it, also while its pool is paused.
 
     With demand left, the pool makes another in its place.
+
+    Example: orca-infra machines drain orca-gpu-7
     """
     from orca_infra.cli import open_for_command
     from orca_infra.machines.observe import SQL
@@ -92,7 +114,10 @@ def machines_drain(
 
 @machines_app.command("logs")
 def machines_logs(name: Name) -> None:
-    """Print the end of what a machine's serial console said; for one that never came up, what was saved of it."""
+    """Print the end of what a machine's serial console said; for one that never came up, what was saved of it.
+
+    Example: orca-infra machines logs orca-gpu-7
+    """
     from orca_infra.cli import open_for_command
     from orca_infra.loop.configuration import LiveConfig
     from orca_infra.loop.passes import make_providers
@@ -119,6 +144,8 @@ def pause(pool: PoolName = None) -> None:
     """Make no machine and remove none for being idle, in one pool or in all, until `orca-infra resume`.
 
     What runs goes on. What is lost, preempted, stopped, never came up, or is drained still goes.
+
+    Example: orca-infra pause gpu
     """
     from orca_infra.cli import open_for_command
     from orca_infra.machines.model import EVERY_POOL
@@ -138,6 +165,8 @@ def resume(pool: PoolName = None) -> None:
     """End the pause of one pool; without a pool, every pause.
 
     While all pools are paused, one of them alone cannot be resumed.
+
+    Example: orca-infra resume gpu
     """
     from orca_infra.cli import open_for_command
     from orca_infra.machines.model import EVERY_POOL

@@ -26,7 +26,10 @@ _POLL_SECONDS = 1.0
 
 @runs_app.command("list")
 def runs_list(as_json: Json = False) -> None:
-    """Show the run clusters that live, and the last that ended."""
+    """Show the run clusters that live, and the last that ended.
+
+    Example: orca-infra runs list --json
+    """
     from orca_infra.cli import open_for_command, print_json
     from orca_infra.runs.observe import SQL
     from orca_infra.screen import rows_for_people
@@ -67,7 +70,10 @@ def runs_list(as_json: Json = False) -> None:
 
 @runs_app.command("show")
 def runs_show(run: Run, as_json: Json = False) -> None:
-    """Show one run: its state, its starts and why each ended, and the objects of the one that lives."""
+    """Show one run: its state, its starts and why each ended, and the objects of the one that lives.
+
+    Example: orca-infra runs show 41
+    """
     from orca_infra.cli import open_for_command, print_json
     from orca_infra.screen import rows_for_people
 
@@ -97,7 +103,10 @@ def runs_show(run: Run, as_json: Json = False) -> None:
 def runs_logs(
     run: Run, follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False
 ) -> None:
-    """Print what the run's drivers said, all starts one after the other."""
+    """Print what the run's drivers said, all starts one after the other.
+
+    Example: orca-infra runs logs 41 -f
+    """
     from orca_infra.cli import open_for_command
     from orca_infra.runs.logs import driver_log, parts
 
@@ -125,7 +134,10 @@ def runs_logs(
 
 @runs_app.command("remove")
 def runs_remove(run: Run, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False) -> None:
-    """Take away the run cluster that the run has now; the run is queued again, or fails past its pipeline's max_starts."""
+    """Take away the run cluster that the run has now; the run is queued again, or fails past its pipeline's max_starts.
+
+    Example: orca-infra runs remove 41
+    """
     from orca_infra.cli import open_for_command
     from orca_infra.runs.observe import SQL
 

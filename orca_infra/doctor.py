@@ -41,15 +41,19 @@ def examine(environ: Mapping[str, str]) -> list[Finding]:
     return [*findings, _config(settings), _database(settings), *_secrets(settings)]
 
 
-def show(findings: list[Finding]) -> bool:
-    """Print the findings; gives whether everything that is needed is there."""
+def all_is_there(findings: list[Finding]) -> bool:
+    """Whether nothing that is needed is missing."""
+    return all(not finding.remedy or not finding.needed for finding in findings)
+
+
+def show(findings: list[Finding]) -> None:
+    """Print the findings for people."""
     width = max(len(finding.what) for finding in findings)
     for finding in findings:
         mark = "ok" if not finding.remedy else ("missing" if finding.needed else "note")
         print(f"{mark:7}  {finding.what:{width}}  {finding.found}")
         if finding.remedy:
             print(f"{'':7}  {'':{width}}  -> {finding.remedy}")
-    return all(not finding.remedy or not finding.needed for finding in findings)
 
 
 def _tool(name: str, arguments: list[str]) -> Finding:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
@@ -23,11 +25,14 @@ from orca_infra.machines.model import (
 )
 from orca_infra.quantity import duration_text
 
+_WIDTH_OF_A_FILE = 1000
 _STATE_STYLES = {"making": "cyan", "booting": "cyan", "busy": "green", "idle": "yellow", "removing": "red"}
 
 
 def console() -> Console:
-    return Console(highlight=False)
+    """What tables are printed on. What is no terminal has no width: a line that `grep` or a file gets is whole."""
+    piped = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDTH_OF_A_FILE
+    return Console(highlight=False, width=piped)
 
 
 def status_tables(status: Mapping[str, Any]) -> RenderableType:

@@ -80,6 +80,7 @@ class Settings:
     pod_memory: str
     vcpu_budget: str | None
     logs: Path | None
+    log_form: str | None
 
     @property
     def uses_cluster(self) -> bool:
@@ -165,6 +166,12 @@ def _read_key(text: str) -> bytes:
 def _read_runner(text: str) -> str:
     if text != "kubernetes":
         raise ValueError("must be kubernetes, or unset for no run clusters")
+    return text
+
+
+def _read_log_form(text: str) -> str:
+    if text not in {"json", "text"}:
+        raise ValueError("must be json or text, or unset for text on a terminal and JSON elsewhere")
     return text
 
 
@@ -613,6 +620,16 @@ SETTINGS: tuple[Setting, ...] = (
         why="It is the scheduler's own folder for them where there is one.",
         unset="ORCA_HOME/logs.",
         read=_read_path,
+    ),
+    Setting(
+        name="ORCA_LOG",
+        field="log_form",
+        meaning="The form of the program's own log on standard error, a line for each action.",
+        unit="json or text",
+        default=None,
+        why="People read terminals, programs read what is kept.",
+        unset="text on a terminal, JSON elsewhere.",
+        read=_read_log_form,
     ),
 )
 

@@ -66,7 +66,6 @@ def settings_page() -> str:
         "",
         "| variable | read by | meaning |",
         "|---|---|---|",
-        "| `ORCA_LOG` | `orca-infra run` | `json` or `text`; unset: text on a terminal, JSON elsewhere |",
         (
             "| `ORCA_TOOLS_CACHE` | `tools/build.py`, `tools/setup.py` | where built tools are kept; unset: "
             "`~/.cache/orca-infra/tools` |"
@@ -133,7 +132,8 @@ def _example(paragraph: str) -> str:
 
 def _usage(command: Any) -> list[str]:
     words = ["[OPTIONS]"] if any(p.param_type_name == "option" for p in command.params) else []
-    words += [f"[{p.name.upper()}]" for p in command.params if p.param_type_name == "argument"]
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    words += [p.name.upper() if p.required else f"[{p.name.upper()}]" for p in arguments]
     if hasattr(command, "commands"):
         words.append("[COMMAND]" if command.invoke_without_command else "COMMAND")
     return words

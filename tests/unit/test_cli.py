@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
 
 from orca_infra import __version__, cli
 from orca_infra.errors import NoCapacity, SetupError, Transient
 from orca_infra.quantity import duration_text
+from orca_infra.screen import rows_for_people
 
 ROOT = Path(__file__).parents[2]
 GOOD = """
@@ -331,3 +335,63 @@ def test_a_reader_that_leaves_early_is_no_traceback(tmp_path: Path) -> None:
         os.close(writing)
     assert result.returncode == 1
     assert result.stderr == ""
+
+
+def _commands() -> dict[str, Any]:
+    """Every command that does something by itself, with its whole name."""
+
+    def below(group: Any, name: str) -> Iterator[tuple[str, Any]]:
+        for word, command in group.commands.items():
+            if hasattr(command, "commands"):
+                yield from below(command, f"{name} {word}")
+            if not hasattr(command, "commands") or command.invoke_without_command:
+                yield f"{name} {word}", command
+
+    return dict(below(typer.main.get_command(cli.app), "orca-infra"))
+
+
+@pytest.mark.parametrize("name", sorted(_commands()))
+def test_every_command_has_an_example_that_calls_it(name: str) -> None:
+    command = _commands()[name]
+    if hasattr(command, "commands"):  # its help is the group's
+        return
+    examples = [line.strip() for line in (command.help or "").splitlines() if line.strip().startswith("Example: ")]
+    assert examples, "its help shows no example"
+    assert all(f"{name.removeprefix('orca-infra ')}" in example for example in examples)
+
+
+def test_check_for_programs(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "orca.toml").write_text(GOOD)
+    said = json.loads(run("check", "--json").out)
+    assert [pool["name"] for pool in said["pools"]] == ["gpu", "empty"]
+    assert said["pools"][0]["types"][0]["wait_seconds"] == 300
+
+
+def test_doctor_for_programs(run: Run) -> None:
+    found = json.loads(run("doctor", "--json", ORCA_CONFIG="missing.toml").out)
+    assert {"orca-infra", "pulumi"} <= {one["what"] for one in found}
+    assert any("missing.toml" in one["found"] for one in found)
+
+
+def test_pool_names_are_completed(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "orca.toml").write_text(GOOD)
+    asked = {"_ORCA_INFRA_COMPLETE": "complete_bash", "COMP_CWORD": "2"}
+    assert run(**asked, COMP_WORDS="orca-infra pause g").out.split() == ["gpu"]
+    assert run(**asked, COMP_WORDS="orca-infra pause x").out.split() == []
+    (tmp_path / "orca.toml").write_text("[pools")
+    assert run(**asked, COMP_WORDS="orca-infra pause g") == Said(0, "\n", "")
+
+
+def test_a_table_in_a_pipe_keeps_its_lines_whole(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    rows_for_people(("machine", "why"), [("orca-gpu-1", "a long sentence " * 12)], "")
+    assert len(capfd.readouterr().out.splitlines()) == 2
+
+
+def test_the_form_of_the_log_is_checked(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "orca.toml").write_text(GOOD)
+    said = run("check", ORCA_LOG="yaml")
+    assert said.code == 2
+    assert said.sentence.startswith("ORCA_LOG=yaml: must be json or text")

@@ -60,6 +60,7 @@ EVERY = {
     "ORCA_POD_MEMORY": "1Gi",
     "ORCA_VCPU_BUDGET": "64",
     "ORCA_LOGS": "/var/log/orca",
+    "ORCA_LOG": "json",
 }
 
 
@@ -115,6 +116,7 @@ def test_an_empty_environment_gives_the_defaults() -> None:
         pod_memory="512Mi",
         vcpu_budget=None,
         logs=None,
+        log_form=None,
     )
 
 
@@ -165,6 +167,7 @@ def test_every_setting_is_read_from_its_variable() -> None:
         pod_memory="1Gi",
         vcpu_budget="64",
         logs=Path("/var/log/orca"),
+        log_form="json",
     )
 
 
