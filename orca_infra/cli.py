@@ -356,6 +356,22 @@ def db_stop() -> None:
     print("stopped" if stopped else "it was not running")
 
 
+@db_app.command("psql", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def db_psql(context: typer.Context) -> None:
+    """Open psql on this stack's database; what follows goes to psql as it is.
+
+    Example: orca-infra db psql -c "select pool, message from orca.pool_status"
+    """
+    from orca_infra.db.connection import libpq_environment
+    from orca_infra.db.embedded import psql
+    from orca_infra.surroundings import database_url
+
+    program = psql()
+    url = database_url(_settings(), lambda _said: None)
+    sys.stdout.flush()
+    os.execve(program, ["psql", *context.args], {**os.environ, **libpq_environment(url)})  # noqa: S606  (it becomes psql)
+
+
 @app.command(rich_help_panel=SETUP)
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave it running, and print how to look around.")] = False,

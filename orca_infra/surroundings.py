@@ -51,7 +51,8 @@ def database_url(settings: Settings, say: Callable[[str], None]) -> str:
         check_reachable(settings.db)
         return settings.db
     folder = settings.home / "postgres"
-    say(f"ORCA_DB is not set: using the embedded Postgres in {folder} (`orca-infra db stop` ends it)")
+    if not embedded.is_running(folder):
+        say(f"ORCA_DB is not set: starting the embedded Postgres in {folder} (`orca-infra db stop` ends it)")
     return embedded.start(folder)
 
 

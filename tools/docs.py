@@ -99,10 +99,6 @@ def transitions_page() -> str:
         before, after, writer, sense = (field.replace("''", "'") for field in row)
         lines.append(f"| {before} | {after} | {writer} | {sense} |")
     lines += ["", "A run begins as `queued`. `succeeded` has no way out."]
-    lines += [
-        "",
-        "The rows of run clusters (the writer `driver`, and an admitted start) wait for what is not built yet.",
-    ]
     return "\n".join(lines) + "\n"
 
 

@@ -15,7 +15,7 @@ from typing import Any, LiteralString, TypeVar
 from urllib.parse import quote, urlencode
 
 import psycopg
-from psycopg import conninfo
+from psycopg import conninfo, pq
 from psycopg.rows import class_row, dict_row
 from psycopg_pool import ConnectionPool, PoolTimeout
 
@@ -190,6 +190,19 @@ def describe(url: str) -> str:
     host = parts.get("host") or parts.get("hostaddr") or "local socket"
     port = f":{parts['port']}" if parts.get("port") else ""
     return f"{parts.get('dbname') or parts.get('user') or 'postgres'} on {host}{port}"
+
+
+def libpq_environment(url: str) -> dict[str, str]:
+    """The connection string as variables of libpq, for a program that must not have a password among its arguments.
+
+    Raises SetupError for a parameter that no variable stands for.
+    """
+    variables = {one.keyword.decode(): one.envvar.decode() for one in pq.Conninfo.get_defaults() if one.envvar}
+    said = {name: str(value) for name, value in conninfo.conninfo_to_dict(url).items() if value is not None}
+    for name in said:
+        if name not in variables:
+            raise SetupError(f"ORCA_DB has the parameter {name}, which psql takes from no variable; call psql yourself")
+    return {variables[name]: value for name, value in said.items()}
 
 
 def backend_url(url: str) -> str:

@@ -36,13 +36,27 @@ def start(folder: Path) -> str:
     return uri
 
 
+def is_running(folder: Path) -> bool:
+    """Whether the server of this data folder runs, as far as its own file says."""
+    return (folder / "postmaster.pid").exists()
+
+
 def stop(folder: Path) -> bool:
     """Stop the server of this data folder; gives whether one was running."""
-    if not (folder / "postmaster.pid").exists():
+    if not is_running(folder):
         return False
     server = _library().get_server(folder, cleanup_mode="stop")
     server.stop()
     return True
+
+
+def psql() -> Path:
+    """The program psql: the caller's own, else the one beside the embedded server. Raises SetupError."""
+    own = shutil.which("psql")
+    beside = Path(_library().__file__ or "").parent / "pginstall" / "bin" / "psql"
+    if own is None and not beside.is_file():
+        raise SetupError("psql was not found; install your system's client of PostgreSQL")
+    return Path(own or beside)
 
 
 def _library() -> ModuleType:
