@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the reference pages that the code is the source of: settings, commands, transitions of a run.
+"""Write the reference pages that the code is the source of: settings, commands, tables, transitions of a run.
 
     tools/docs.py            write them
     tools/docs.py --check    exit code 1, naming the pages that are not what the code says
@@ -24,9 +24,11 @@ from orca_infra.settings import SETTINGS
 CHECKOUT = Path(__file__).resolve().parent.parent
 REFERENCE = CHECKOUT / "docs" / "reference"
 MIGRATION = CHECKOUT / "orca_infra" / "db" / "migrations" / "0001_machines.sql"
+COMMENTS = CHECKOUT / "orca_infra" / "db" / "comments.sql"
 MADE = "<!-- Made by tools/docs.py from {source}; a change by hand is lost. -->"
 
 _INSERT = re.compile(r"insert into orca\.run_transitions .*? values\s*(.*?\));$", re.DOTALL | re.MULTILINE)
+_COMMENT = re.compile(r"^comment on (table|column|function) orca\.([\w.]+) is '((?:[^']|'')*)';$", re.MULTILINE)
 _FIELD = re.compile(r"'((?:[^']|'')*)'")
 
 
@@ -102,6 +104,23 @@ def transitions_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def tables_page() -> str:
+    """The page's own words on orca's tables, then every table, column and function of this program as its comment says."""
+    page = (REFERENCE / "tables.md").read_text(encoding="utf-8")
+    made = MADE.format(source="orca_infra/db/comments.sql")
+    text = COMMENTS.read_text(encoding="utf-8")
+    said = [(kind, name, words.replace("''", "'")) for kind, name, words in _COMMENT.findall(text)]
+    lines = [page.partition(made)[0].rstrip(), "", made]
+    for kind, name, words in said:
+        if kind == "table":
+            lines += ["", f"### {name}", "", words, "", "| column | meaning |", "|---|---|"]
+        elif kind == "column":
+            lines.append(f"| `{name.partition('.')[2]}` | {words.replace('|', chr(92) + '|')} |")
+    lines += ["", "## Functions", "", "| function | |", "|---|---|"]
+    lines += [f"| `{name}` | {words} |" for kind, name, words in said if kind == "function"]
+    return "\n".join(lines) + "\n"
+
+
 def cli_page() -> str:
     """Every command with its arguments and options, as its --help has them."""
     root: Any = typer.main.get_command(app)
@@ -147,7 +166,12 @@ def _with_gap(lines: list[str]) -> list[str]:
     return ["", *lines] if lines else []
 
 
-PAGES = {"settings.md": settings_page, "run-transitions.md": transitions_page, "cli.md": cli_page}
+PAGES = {
+    "settings.md": settings_page,
+    "run-transitions.md": transitions_page,
+    "cli.md": cli_page,
+    "tables.md": tables_page,
+}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -86,6 +86,10 @@ def migrate(database: Database, *, with_orca_tables: bool) -> list[str]:
                 {"version": migration.version, "name": migration.name},
             )
             applied.append(migration.name)
+    if applied:
+        with database.transaction() as transaction:
+            transaction.run(_LOCK)
+            transaction.script(files("orca_infra.db").joinpath("comments.sql").read_text(encoding="utf-8"))
     return applied
 
 

@@ -55,8 +55,27 @@ def test_migrations_apply_once_and_are_found_done_the_second_time(empty: Databas
     assert migrate(empty, with_orca_tables=False) == []
 
 
-def test_migrations_are_numbered_from_one_without_a_gap() -> None:
-    assert [migration.version for migration in migrations()] == list(range(1, len(NAMES) + 1))
+def test_no_two_migrations_have_one_number() -> None:
+    versions = [migration.version for migration in migrations()]
+    assert versions == sorted(set(versions))
+
+
+def test_every_table_column_and_function_says_what_it_means(database: Database) -> None:
+    with database.snapshot() as transaction:
+        silent = transaction.dicts(
+            """
+            select c.relname || coalesce('.' || a.attname, '') as name
+            from pg_class c left join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+            where c.relnamespace = 'orca'::regnamespace and c.relkind in ('r', 'v')
+              and c.relname not in ('pipelines', 'runs', 'workers')
+              and (col_description(c.oid, a.attnum) is null or obj_description(c.oid, 'pg_class') is null)
+            union all
+            select p.proname || '()' from pg_proc p
+            where p.pronamespace = 'orca'::regnamespace and p.prorettype <> 'trigger'::regtype and obj_description(p.oid, 'pg_proc') is null
+            order by name
+            """
+        )
+    assert [row["name"] for row in silent] == [], "write them in orca_infra/db/comments.sql"
 
 
 def test_several_migrating_at_once_apply_each_migration_once(empty: Database) -> None:
