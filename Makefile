@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test check cluster tools bench format clean
+.PHONY: help demo test check cluster tools bench docs format clean
 
 help: ## What there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -31,12 +31,15 @@ cluster: $(READY) tools ## A real Kubernetes control plane with kwok nodes, unti
 tools: $(READY) ## Find or build every pinned tool (once per machine; about 25 minutes when cold)
 	@$(PYTHON) tools/build.py
 
+docs: $(READY) ## The documentation as a site in .site; a warning is an error
+	$(BIN)/mkdocs build --quiet
+
 format: $(READY) ## Format and mend what can be mended by itself
 	$(BIN)/ruff format --quiet .
 	$(BIN)/ruff check --fix --quiet .
 
 clean: ## Remove what this checkout made (not the tools cache)
-	rm -rf .venv .tools .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .site .venv .tools .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(READY): pyproject.toml uv.lock tools/setup.py
 	@$(PYTHON) tools/setup.py

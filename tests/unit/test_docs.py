@@ -81,6 +81,18 @@ def test_a_command_that_does_not_exist_would_be_noticed() -> None:
     assert [words for words in calls(said) if not is_command(words)] == [["fly"], ["strays", "remove"]]
 
 
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    said = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path / "site")],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert said.returncode == 0, said.stderr
+
+
 def test_every_page_is_reached_from_the_readme() -> None:
     reached = {CHECKOUT / "README.md"}
     todo = list(reached)
