@@ -44,6 +44,9 @@ class Settings:
     backend_url: str | None = field(repr=False)
     passphrase_file: Path | None
     scale_seconds: float
+    runs_scale_seconds: float
+    runtimes_scale_seconds: float
+    pass_seconds: float
     grow_after_seconds: float
     try_seconds: float
     boot_seconds: float
@@ -340,6 +343,28 @@ SETTINGS: tuple[Setting, ...] = (
         "15",
         meaning="How long after one pass over the pools the next is made, when nothing hastens it.",
         why="Well under the time that a machine takes to boot, and cheap when nothing is to be done.",
+    ),
+    _seconds(
+        "ORCA_RUNS_SCALE_SECONDS",
+        "runs_scale_seconds",
+        "5",
+        meaning="How long after one pass over the run clusters the next is made, when nothing hastens it.",
+        why="A run that nobody announced with a NOTIFY should not wait longer.",
+    ),
+    _seconds(
+        "ORCA_RUNTIMES_SCALE_SECONDS",
+        "runtimes_scale_seconds",
+        "15",
+        meaning="How long after one pass over the runtime pools the next is made, when nothing hastens it.",
+        why="Watches hasten it whenever something happens to a Pod, a pool or an environment.",
+    ),
+    _seconds(
+        "ORCA_PASS_SECONDS",
+        "pass_seconds",
+        "1800",
+        meaning="The deadline of one pass. One that is under way for longer is said in log and status and cut short; "
+        "when it still does not end within a minute, the process ends with code 1, to be started anew.",
+        why="Twice the deadline of one operation of the engine: only what hangs takes longer.",
     ),
     Setting(
         name="ORCA_POOL_GROW_AFTER",

@@ -22,7 +22,8 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 from orca_infra.errors import SetupError, Transient
 
 CONNECT_SECONDS = 10
-_POOL_SIZE = 6
+#: Three scopes' threads, what they do side by side, and the watches' notes.
+_POOL_SIZE = 10
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 Row = TypeVar("Row")
@@ -143,10 +144,10 @@ class Session:
     def listen(self, channel: LiteralString) -> None:
         self.row(f"listen {channel}")
 
-    def notified(self, seconds: float) -> bool:
-        """Wait up to `seconds` for a notification on a channel that is listened to."""
+    def notified(self, seconds: float) -> set[str]:
+        """Wait up to `seconds` for notifications on the channels that are listened to; gives their payloads, each once."""
         with _away_is_transient():
-            return any(True for _ in self._connection.notifies(timeout=seconds, stop_after=1))
+            return {found.payload for found in self._connection.notifies(timeout=seconds, stop_after=1)}
 
     def close(self) -> None:
         with contextlib.suppress(psycopg.Error):

@@ -34,6 +34,7 @@ from orca_infra.surroundings import Surroundings
 class RunPasses:
     """The run clusters of one family."""
 
+    scope = "runs"
     #: When the next pass has to be made at the latest, as of the last; None: a whole period later.
     next_in_seconds: float | None = None
 
@@ -108,6 +109,8 @@ class RunPasses:
 
 class RuntimePasses:
     """The runtime pools of one family."""
+
+    scope = "runtimes"
 
     def __init__(
         self, surroundings: Surroundings, kube: Kube, recorded: RecordedEngine, *, verify: Callable[[], None], log: Log

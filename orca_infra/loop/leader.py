@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from orca_infra.db.connection import Session
 from orca_infra.errors import NotLeader, Transient
 
@@ -18,11 +20,15 @@ from pg_locks l join pg_stat_activity a on a.pid = l.pid where {_IS_OURS}"""
 
 
 class Leader:
-    """Holds the lead of this database's stack family from `acquire` until `release` or the connection's end."""
+    """Holds the lead of this database's stack family from `acquire` until `release` or the connection's end.
+
+    Any number of threads may verify it at the same time.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._session: Session | None = None
+        self._lock = threading.Lock()
 
     def acquire(self) -> bool:
         """Try to become leader; False when another is. Raises Transient when the database is away."""
@@ -36,18 +42,25 @@ class Leader:
 
     def verify(self) -> None:
         """Raises NotLeader unless the lock is held at this moment; called before every write and engine start."""
-        if self._session is None:
-            raise NotLeader("this process does not lead")
-        try:
-            row = self._session.row(_HELD)
-        except Transient as error:
-            self.release()
-            raise NotLeader(f"the lead was lost with its connection: {error}") from error
-        if row is None or not row[0]:
-            self.release()
-            raise NotLeader("the lead was lost: its lock is no longer held (is ORCA_DB a pooler in transaction mode?)")
+        with self._lock:
+            if self._session is None:
+                raise NotLeader("this process does not lead")
+            try:
+                row = self._session.row(_HELD)
+            except Transient as error:
+                self._close()
+                raise NotLeader(f"the lead was lost with its connection: {error}") from error
+            if row is None or not row[0]:
+                self._close()
+                raise NotLeader(
+                    "the lead was lost: its lock is no longer held (is ORCA_DB a pooler in transaction mode?)"
+                )
 
     def release(self) -> None:
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
         if self._session is not None:
             self._session.close()
             self._session = None

@@ -51,6 +51,8 @@ class PassResult:
 class MachinePasses:
     """The pool autoscaler. One thread makes passes; it remembers nothing between them."""
 
+    scope = "machines"
+
     def __init__(
         self,
         surroundings: Surroundings,
@@ -70,6 +72,7 @@ class MachinePasses:
         self._images = images
         self._seconds = seconds
         self._stopping = threading.Event()
+        self._cut_short = threading.Event()
         self.recorded = RecordedEngine(
             engine,
             surroundings.database,
@@ -83,6 +86,7 @@ class MachinePasses:
 
         Raises Transient when the database cannot be read (nothing was decided then), and NotLeader.
         """
+        self._cut_short.clear()
         providers = self._providers(config)
         hands = self._hands(config, providers)
         self._verify()
@@ -108,8 +112,15 @@ class MachinePasses:
         return PassResult(snapshot=snapshot, plan=plan, changed=changed, next_in_seconds=next_in)
 
     def stop(self) -> None:
-        """Begin no further action; a pass that is under way ends after the one that it is at."""
+        """Begin no further action, ever; a pass that is under way ends after the one that it is at."""
         self._stopping.set()
+
+    def cut_short(self) -> None:
+        """Begin no further action of the pass that is under way."""
+        self._cut_short.set()
+
+    def _is_ending(self) -> bool:
+        return self._stopping.is_set() or self._cut_short.is_set()
 
     def _say_what_is_held(self, plan: Plan) -> None:
         names = sorted([*(stray.name for stray in plan.strays_held), *plan.owned_held])
@@ -151,7 +162,7 @@ class MachinePasses:
             logs=self._surroundings.logs_folder,
             verify=self._verify,
             log=self._log,
-            stopping=self._stopping.is_set,
+            stopping=self._is_ending,
             grace_seconds=self._surroundings.settings.stray_grace_seconds,
         )
 

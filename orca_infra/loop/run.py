@@ -1,4 +1,4 @@
-"""The automation loop: lead or follow, pass after pass, until told to stop."""
+"""The automation loop: lead or follow, until told to stop. What is done while leading is loop/schedule.py's."""
 
 from __future__ import annotations
 
@@ -6,66 +6,60 @@ import os
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from types import FrameType
 
+from orca_infra.attention import note
 from orca_infra.db.connection import Session
 from orca_infra.errors import NotLeader, OrcaError, Transient
-from orca_infra.kube.client import Kube
 from orca_infra.log import Log
-from orca_infra.loop.cluster_passes import RunPasses, RuntimePasses
 from orca_infra.loop.configuration import LiveConfig
 from orca_infra.loop.leader import Leader, holder
-from orca_infra.loop.passes import MachinePasses, PassResult, check_base
-from orca_infra.machines.image_registry import RegistryArchitectures
-from orca_infra.stack.engine import Engine
+from orca_infra.loop.passes import PassResult, check_base
+from orca_infra.loop.schedule import END_SECONDS, RETRY_SECONDS, PassReport, Schedule
+from orca_infra.loop.scopes import Scopes
 from orca_infra.surroundings import Surroundings
 
-#: How soon a follower looks again whether the lead is free, and a leader whether a database that was away is back.
-RETRY_SECONDS = 2.0
-#: orca notifies this channel when a run was queued; its embedded tables do so by a trigger.
+#: orca notifies this channel when a run was queued; its embedded tables do so by a trigger. The payload may name a scope.
 DEMAND_CHANNEL = "orca_demand"
-_PRUNE_EVERY_PASSES = 240
-#: Two passes are never closer than this, whatever comes due.
-_LEAST_SECONDS = 0.2
+#: What a notification without a payload hastens.
+_DEMAND_SCOPES = ("machines", "runs")
+#: How often a leader looks after its passes: that it leads still, that none hangs, that orca.toml is as it was.
+_TEND_SECONDS = 1.0
+#: From SIGTERM to this process's end at the latest; Kubernetes kills after 30 s unless it is told otherwise.
+STOP_SECONDS = 26.0
+_EXIT_HANGING = 1
 
 
 class Loop:
     """One loop of any number; at any time at most one of them leads."""
 
-    def __init__(self, surroundings: Surroundings, log: Log) -> None:
-        """Raises SetupError and ConfigError when it could never make a pass."""
+    def __init__(self, surroundings: Surroundings, log: Log, *, leave: Callable[[int], object] = os._exit) -> None:
+        """Raises SetupError and ConfigError when it could never make a pass.
+
+        `leave` ends this process with a code when a pass does not end by any other means: a thread cannot be ended.
+        """
         self._surroundings = surroundings
         self._log = log
+        self._leave = leave
         self._live = LiveConfig(surroundings.settings.config_path)
-        kubeconfig = surroundings.settings.kubeconfig
-        # The provider reads the same file as this program's own client.
-        self._engine = Engine(surroundings.engine, {"KUBECONFIG": str(kubeconfig)} if kubeconfig else {})
         self._leader = Leader(surroundings.url)
         self._stop = threading.Event()
-        self._wake = threading.Event()
-        self._passes = MachinePasses(
-            surroundings,
-            self._engine,
-            self._leader.verify,
-            log,
-            images=RegistryArchitectures(kept_seconds=surroundings.settings.image_seconds),
-        )
-        self._cluster = self._cluster_passes() if surroundings.settings.uses_cluster else []
-        _check_base_soon(surroundings, self._engine)
+        self._scopes = Scopes(surroundings, lambda: self._live.config, self._leader.verify, log)
+        #: Scopes of which status may say that something is wrong, and those whose pass was said to hang.
+        self._unwell: set[str] = set()
+        self._hanging: set[str] = set()
+        _check_base_soon(surroundings, self._scopes)
 
     def run_once(self) -> PassResult:
-        """One pass. Raises NotLeader when another loop leads."""
+        """One pass of every scope, in turn. Raises NotLeader when another loop leads."""
         if not self._leader.acquire():
             raise NotLeader(
                 f"another loop leads this stack ({holder(self._surroundings.url)}); "
                 "it makes its passes by itself, or stop it first"
             )
         try:
-            result = self._passes.run(self._live.config)
-            return replace(result, changed=result.changed + sum(passes.run() for passes in self._cluster))
+            return self._scopes.run_once()
         finally:
             self._leader.release()
 
@@ -92,8 +86,7 @@ class Loop:
     def stop(self) -> None:
         """Begin no new work; what the engine is at is interrupted once, and waited for."""
         self._stop.set()
-        self._wake.set()
-        self._engine.interrupt()
+        self._scopes.stop()
 
     def stop_on_signals(self) -> None:
         """SIGTERM and SIGINT stop the loop; a second one changes nothing, since the engine is already ending."""
@@ -107,124 +100,111 @@ class Loop:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, on_signal)
 
-    def _cluster_passes(self) -> list[RunPasses | RuntimePasses]:
-        """The passes over what is on Kubernetes. Raises SetupError when there is no cluster to be had."""
-        settings = self._surroundings.settings
-        kube = Kube.connect(kubeconfig=settings.kubeconfig)
-        recorded = self._passes.recorded
-        passes: list[RunPasses | RuntimePasses] = []
-        if settings.runner is not None:
-            passes.append(
-                RunPasses(
-                    self._surroundings,
-                    kube,
-                    recorded,
-                    environ=os.environ,
-                    verify=self._leader.verify,
-                    log=self._log,
-                    placements=lambda: self._live.config.pipelines,
-                )
-            )
-        if settings.runtimes_namespace is not None:
-            passes.append(RuntimePasses(self._surroundings, kube, recorded, verify=self._leader.verify, log=self._log))
-        return passes
-
     def _lead(self) -> None:
+        """Raises NotLeader when the lead was lost."""
+        self._live.reload()
+        self._note_configuration()
+        self._unwell = {scope.name for scope in self._scopes.scopes}  # what an earlier leader noted is looked at anew
+        self._hanging.clear()
+        schedule = Schedule(self._scopes.scopes, log=self._log, report=self._report)
         over = threading.Event()
-        threading.Thread(target=self._listen, args=(over,), name="listen", daemon=True).start()
-        watches = [watch for passes in self._cluster for watch in passes.watches(self._wake.set)]
+        listener = threading.Thread(target=self._listen, args=(schedule, over), name="listen", daemon=True)
+        watches = self._scopes.watches(schedule.hasten)
+        listener.start()
         for watch in watches:
             watch.start()
+        schedule.start()
         try:
-            self._passes_in_turn()
+            while not self._stop.wait(_TEND_SECONDS) and schedule.lost is None:
+                self._leader.verify()
+                self._tend(schedule)
         finally:
             over.set()
             for watch in watches:
                 watch.stop()
+            self._end(schedule)
+        if schedule.lost is not None:
+            raise schedule.lost
 
-    def _passes_in_turn(self) -> None:
-        count = 0
-        while not self._stop.is_set():
-            self._wake.clear()
-            self._reload()
-            wait = self._machines_once()
-            for passes in self._cluster:
-                wait = min(wait, self._given_up_alone(passes.run))
-                if passes.next_in_seconds is not None:
-                    wait = min(wait, passes.next_in_seconds)
-            if count % _PRUNE_EVERY_PASSES == 0:
-                self._given_up_alone(self._prune)
-            count += 1
-            if not self._stop.is_set():
-                # However much happens, one pass is never right behind another.
-                self._stop.wait(_LEAST_SECONDS)
-                self._wake.wait(max(wait - _LEAST_SECONDS, 0))
+    def _tend(self, schedule: Schedule) -> None:
+        if self._live.reload():
+            self._note_configuration()
+            if self._live.error:
+                self._log.warning("orca.toml is bad: the last good one stays in force", why=self._live.error)
+            else:
+                self._log.info("orca.toml was read anew", pools=[pool.name for pool in self._live.config.pools])
+            schedule.hasten(*_DEMAND_SCOPES)
+        deadline_seconds = self._surroundings.settings.pass_seconds
+        for late in schedule.late(deadline_seconds):
+            if late.scope not in self._hanging:
+                self._hanging.add(late.scope)
+                self._unwell.add(late.scope)
+                self._log.warning("pass hangs: cut short", scope=late.scope, seconds=round(late.seconds), at=late.where)
+                self._note(
+                    f"pass {late.scope}",
+                    f"a pass over {late.scope} is under way for more than {deadline_seconds:g} s (ORCA_PASS_SECONDS) and "
+                    "was cut short; the log says where it is",
+                )
+            if late.seconds > deadline_seconds + END_SECONDS:
+                self._give_up([late.scope])
 
-    def _machines_once(self) -> float:
-        """One pass over the pools; gives the seconds until the next at the latest."""
-        wait = self._surroundings.settings.scale_seconds
+    def _end(self, schedule: Schedule) -> None:
+        """Have every pass end, since none may be under way when this or another loop leads next."""
+        schedule.stop()
+        seconds = STOP_SECONDS if self._stop.is_set() else END_SECONDS
+        until = time.monotonic() + seconds
+        while (left := schedule.join(_TEND_SECONDS)) and time.monotonic() < until:
+            if self._stop.is_set():
+                until = min(until, time.monotonic() + STOP_SECONDS)
+        if left:
+            self._give_up(left)
 
-        def make() -> int:
-            nonlocal wait
-            result = self._passes.run(self._live.config)
-            if result.next_in_seconds is not None:
-                wait = min(wait, result.next_in_seconds)
-            return result.changed
+    def _give_up(self, scopes: list[str]) -> None:
+        """Leave what hangs by leaving altogether; whatever supervises this process starts it anew."""
+        self._log.warning("a pass does not end: this process leaves it", scopes=scopes)
+        self._leave(_EXIT_HANGING)
 
-        until_next = self._given_up_alone(make)  # first: it is what says how long to wait
-        return min(wait, until_next)
+    def _report(self, report: PassReport) -> None:
+        """Have status say which passes are given up, and why, until one is made."""
+        self._hanging.discard(report.scope)
+        if report.error is not None and not self._stop.is_set():
+            self._unwell.add(report.scope)
+            self._note(f"pass {report.scope}", f"the last pass over {report.scope} was given up: {report.error}")
+        elif report.scope in self._unwell:
+            self._unwell.discard(report.scope)
+            self._note(f"pass {report.scope}", "")
 
-    def _given_up_alone(self, make: Callable[[], int]) -> float:
-        """Make a pass; one that fails is said and keeps no other from being made. Gives the seconds until the next.
-
-        A pass that changed something is followed by another at once: what it reports is then current, and what its changes
-        make possible is not kept waiting.
-        """
+    def _note(self, topic: str, message: str) -> None:
+        """Raises NotLeader only: without the database, the log has to do."""
         try:
-            return _LEAST_SECONDS if make() else self._surroundings.settings.scale_seconds
+            note(self._surroundings.database, topic, message)
         except NotLeader:
             raise
         except OrcaError as error:
-            if not self._stop.is_set():
-                self._log.warning("pass given up", kind=type(error).__name__, why=str(error))
-            return RETRY_SECONDS
-        except Exception as error:  # noqa: BLE001  (a defect in one pass keeps no other from its work; it is not hidden)
-            self._log.warning(
-                "pass failed: a defect of this program", kind=type(error).__name__, traceback=traceback.format_exc()
-            )
-            return RETRY_SECONDS
+            self._log.warning("status could not be told", topic=topic, why=str(error))
 
-    def _reload(self) -> None:
-        if not self._live.reload():
-            return
-        if self._live.error:
-            self._log.warning("orca.toml is bad: the last good one stays in force", why=self._live.error)
-        else:
-            self._log.info("orca.toml was read anew", pools=[pool.name for pool in self._live.config.pools])
+    def _note_configuration(self) -> None:
+        error = self._live.error
+        self._note("orca.toml", error and f"orca.toml is bad, and the last good one stays in force: {error}")
 
-    def _prune(self) -> int:
-        for passes in (self._passes, *self._cluster):
-            passes.prune()
-        return 0
-
-    def _listen(self, over: threading.Event) -> None:
+    def _listen(self, schedule: Schedule, over: threading.Event) -> None:
         """Have a NOTIFY hasten the next pass, and nothing more: without it the pass comes in its period."""
         while not over.is_set():
             try:
                 session = Session(self._surroundings.url, "orca-infra listener")
                 session.listen(DEMAND_CHANNEL)
                 while not over.is_set():
-                    if session.notified(RETRY_SECONDS):
-                        self._wake.set()
+                    for payload in session.notified(RETRY_SECONDS):
+                        schedule.hasten(*([payload] if payload else _DEMAND_SCOPES))
                 session.close()
             except Transient:
                 over.wait(RETRY_SECONDS)
 
 
-def _check_base_soon(surroundings: Surroundings, engine: Engine) -> None:
+def _check_base_soon(surroundings: Surroundings, scopes: Scopes) -> None:
     """Check the base's state; once more after a moment when the state's backend is only just being made by another loop."""
     try:
-        check_base(surroundings, engine)
+        check_base(surroundings, scopes.engine)
     except Transient:
         time.sleep(RETRY_SECONDS)
-        check_base(surroundings, engine)
+        check_base(surroundings, scopes.engine)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from orca_infra.process import ProcessId, end_session
 
 #: How long an interrupted engine may take to write its state before its session is killed.
 INTERRUPT_GRACE_SECONDS = 20.0
+#: How soon a wait notices that its limit was moved.
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +42,9 @@ class PulumiCommand:
         self._program = program
         self._environment = dict(environment)
         self._lock = threading.Lock()
-        self._running: set[subprocess.Popen[bytes]] = set()
+        #: Until when each may run, by the monotonic clock.
+        self._running: dict[subprocess.Popen[bytes], float] = {}
+        self._interrupted: set[subprocess.Popen[bytes]] = set()
         self._stopping = False
 
     def run(
@@ -55,38 +60,64 @@ class PulumiCommand:
         """Run to the end, or until the deadline or `interrupt`.
 
         `on_start` is told the process before it is waited for; if it raises, the process is ended and the error goes on.
-        Raises OutcomeUnknown when the command was cut short, SetupError when it cannot be started.
+        An interrupted one has INTERRUPT_GRACE_SECONDS to end. Raises OutcomeUnknown when the command was cut short,
+        SetupError when it cannot be started.
         """
         # Files and not pipes: a plugin that outlives its engine would hold a pipe open, and keep this waiting.
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            process = self._start(arguments, folder, stdin=stdin, outputs=(out, err), environment=environment or {})
+            limit = time.monotonic() + deadline_seconds
+            process = self._start(
+                arguments, folder, stdin=stdin, outputs=(out, err), environment=environment or {}, limit=limit
+            )
             identity = ProcessId.of(process.pid)
             try:
                 if on_start is not None:
                     on_start(identity)
-                process.wait(timeout=deadline_seconds)
-            except subprocess.TimeoutExpired:
-                self._interrupt_and_wait(process)
-                raise OutcomeUnknown(f"the engine was ended after its deadline of {deadline_seconds:g} s") from None
+                if not self._wait(process):
+                    late = process not in self._interrupted
+                    self._interrupt(process)
+                    self._wait(process)
+                    raise OutcomeUnknown(
+                        f"the engine was ended after its deadline of {deadline_seconds:g} s"
+                        if late
+                        else f"the engine was ended {INTERRUPT_GRACE_SECONDS:g} s after it was told to stop"
+                    )
             finally:
                 # Whatever happened, nothing of this session stays: plugins do not always notice that their engine is gone.
                 end_session(identity, 0.5)
                 process.wait()
                 with self._lock:
-                    self._running.discard(process)
+                    self._running.pop(process)
+                    self._interrupted.discard(process)
             if process.returncode < 0:
                 raise OutcomeUnknown(f"the engine was ended by signal {-process.returncode}")
             return Completed(code=process.returncode, stdout=_text(out), stderr=_text(err))
 
-    def interrupt(self) -> None:
-        """Ask every running command once to stop after the step it is at, and start no more."""
+    def interrupt(self, *, for_good: bool = True) -> None:
+        """Ask every running command once to stop after the step it is at; `for_good`: and start no more."""
         with self._lock:
-            if self._stopping:
-                return  # a second interrupt would make the engine leave at once, with its step half recorded
-            self._stopping = True
-            for process in self._running:
-                with contextlib.suppress(ProcessLookupError):
-                    process.send_signal(signal.SIGINT)
+            self._stopping = self._stopping or for_good
+            running = list(self._running)
+        for process in running:
+            self._interrupt(process)
+
+    def _interrupt(self, process: subprocess.Popen[bytes]) -> None:
+        with self._lock:
+            # A second interrupt would make the engine leave at once, with its step half recorded.
+            if process not in self._running or process in self._interrupted:
+                return
+            self._interrupted.add(process)
+            self._running[process] = time.monotonic() + INTERRUPT_GRACE_SECONDS
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGINT)
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> bool:
+        """Wait for the process until its limit, which an interrupt moves; gives whether it ended."""
+        while (left := self._running[process] - time.monotonic()) > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=min(left, _LOOK_SECONDS))
+                return True
+        return False
 
     def _start(
         self,
@@ -96,6 +127,7 @@ class PulumiCommand:
         stdin: str | None,
         outputs: tuple[IO[bytes], IO[bytes]],
         environment: Mapping[str, str],
+        limit: float,
     ) -> subprocess.Popen[bytes]:
         command = [str(self._program), "--non-interactive", *arguments]
         guard = shutil.which("setpriv")
@@ -117,14 +149,8 @@ class PulumiCommand:
                 )
             except OSError as error:
                 raise SetupError(f"pulumi could not be started from {self._program}: {error.strerror}") from error
-            self._running.add(process)
+            self._running[process] = limit
         return process
-
-    @staticmethod
-    def _interrupt_and_wait(process: subprocess.Popen[bytes]) -> None:
-        process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=INTERRUPT_GRACE_SECONDS)
 
 
 @contextlib.contextmanager

@@ -207,9 +207,9 @@ class Engine:
             raise_for(completed, _NO_EVENTS, f"stack rm {stack}")
         shutil.rmtree(self._folder / "stacks" / stack, ignore_errors=True)
 
-    def interrupt(self) -> None:
-        """Ask what runs to stop after its current step, once, and start no more."""
-        self._command.interrupt()
+    def interrupt(self, *, for_good: bool = True) -> None:
+        """Ask what runs to stop after its current step, once; `for_good`: and start no more."""
+        self._command.interrupt(for_good=for_good)
 
     def _operate(
         self,

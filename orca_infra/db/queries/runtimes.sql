@@ -121,7 +121,7 @@ returning id, pod, %(namespace)s as namespace, null::text as uid, null::text as 
 
 -- name: wake_loop
 -- Its next pass makes the Pod: nothing on the cluster tells it of a cold start.
-select pg_notify('orca_demand', '')
+select pg_notify('orca_demand', 'runtimes')
 
 -- name: secret_made
 -- Not for a runtime whose Pod is ending already: its launch goes on to the next.
