@@ -1,11 +1,14 @@
-"""docs/tutorial.md is run as it stands, command by command, and says what it says there."""
+"""Pages of the documentation are run as they stand, command by command, and say what they say there."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
+import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +17,7 @@ import pytest
 pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).parents[2]
+INDENTED = re.compile(r"^ +```sh\n(.*?)^ +```$", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```(sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -47,17 +51,15 @@ def missing(step: Step, said: str) -> str | None:
     return None
 
 
-def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
-    found = steps((ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8"))
-    assert len(found) > 10
+def run_steps(found: list[Step], folder: Path, home: Path) -> None:
+    """Run the commands in one shell, and compare what they print with what the page says that they print."""
     script = "set -e\n" + "".join(f"echo '@@@ {number}'\n{step.commands}" for number, step in enumerate(found))
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("ORCA_", "PULUMI_", "XDG_"))}
-    if "ORCA_TOOLS_CACHE" in os.environ:
-        environ["ORCA_TOOLS_CACHE"] = os.environ["ORCA_TOOLS_CACHE"]
+    environ["PATH"] = f"{Path(sys.executable).parent}:{environ['PATH']}"
     process = subprocess.Popen(
         ["bash", "-c", script],
-        cwd=ROOT,
-        env={**environ, "HOME": str(tmp_path)},
+        cwd=folder,
+        env={**environ, "HOME": str(home)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -73,7 +75,54 @@ def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
     assert process.returncode == 0, f"it ended in step {len(parts) - 1}:\n{said}"
     for step, part in zip(found, parts, strict=True):
         assert missing(step, part) is None, f"not said: {missing(step, part)}\nafter: {step.commands}\nbut: {part}"
+
+
+def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
+    found = steps((ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8"))
+    assert len(found) > 10
+    run_steps(found, ROOT, tmp_path)
     assert not (tmp_path / "orca-tutorial").exists()
+
+
+BEFORE_ROTATION = """
+export ORCA_HOME=$HOME/home ORCA_CONFIG=$HOME/orca.toml ORCA_STACK=rotated ORCA_POOL_GROW_AFTER=1ms
+cat > $ORCA_CONFIG <<'END'
+[pools.p]
+provider = "local"
+image = "registry.example/worker:1"
+max_machines = 2
+idle_seconds = "1h"
+types = [{ type = "small", locations = ["a"] }]
+END
+orca-infra db migrate
+orca-infra db psql -q -c "insert into orca.pipelines (name, placement) values ('x', 'worker:p')" \
+  -c "insert into orca.runs (pipeline) values ('x')"
+orca-infra run --once
+cp $ORCA_HOME/passphrase $HOME/old-passphrase
+"""
+AFTER_ROTATION = """
+if cmp -s $PULUMI_CONFIG_PASSPHRASE_FILE $HOME/old-passphrase; then exit 1; fi
+orca-infra machines drain orca-p-1 --now
+orca-infra run --once
+orca-infra machines list --all
+orca-infra machines list
+pulumi preview -s rotated.machines.p
+unset ORCA_DB
+orca-infra db stop
+"""
+
+
+def test_the_passphrase_is_rotated_as_the_page_says(tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    (checkout / "stacks").mkdir(parents=True)
+    for name in ("Pulumi.yaml", "__main__.py"):
+        shutil.copy(ROOT / name, checkout)
+    (checkout / "tools").symlink_to(ROOT / "tools")
+    page = (ROOT / "docs" / "howto" / "rotate-the-passphrase.md").read_text(encoding="utf-8")
+    found = [Step(textwrap.dedent(text), []) for text in INDENTED.findall(page)]
+    assert len(found) == 2
+    after = Step(AFTER_ROTATION, ["orca-p-1 goes at once…", "orca-p-1  p  small  a …  Drained", "no machines"])
+    run_steps([Step(BEFORE_ROTATION, []), *found, after], checkout, tmp_path)
 
 
 def test_a_line_that_is_not_said_is_noticed() -> None:
