@@ -104,3 +104,10 @@ def test_every_page_is_reached_from_the_readme() -> None:
                 reached.add(there)
                 todo.append(there)
     assert set(PAGES) - reached == set()
+
+
+def test_each_test_that_the_security_page_names_exists() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (CHECKOUT / "docs/explanation/security.md").read_text(encoding="utf-8")))
+    sources = "".join(path.read_text(encoding="utf-8") for path in (CHECKOUT / "tests").rglob("test_*.py"))
+    assert len(named) > 10
+    assert {name for name in named if f"def {name}(" not in sources} == set()
