@@ -7,8 +7,10 @@ virtual environment exists already. It installs nothing and knows no toolchains.
 from __future__ import annotations
 
 import os
+import queue
 import runpy
 import signal
+import subprocess
 import sys
 import threading
 from concurrent import futures
@@ -44,6 +46,36 @@ class LanguageHost(LanguageServer):
 
         self.program = program
         return super().Run(request, context)
+
+    def RunPlugin(self, request, context):  # noqa: ANN001, ANN201, N802
+        """Run a policy pack as the vendor's host does; what it prints first is its port."""
+        if request.kind != "analyzer":
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, f"this stand-in runs no plugin of kind {request.kind!r}")
+        engine, *_ = request.args
+        command = [sys.executable, "-u", "-m", "pulumi.policy", engine, request.info.program_directory]
+        environment = dict(entry.split("=", 1) for entry in request.env if "=" in entry)
+        pack = subprocess.Popen(
+            command, cwd=request.pwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        # The engine ends a plugin by ending this call.
+        context.add_callback(pack.kill)
+        yield from _output_of(pack)
+        yield language_pb2.RunPluginResponse(exitcode=pack.wait())
+
+
+def _output_of(process):  # noqa: ANN001, ANN202
+    """Both outputs as they come, until both are at their end."""
+    said: queue.Queue = queue.Queue()
+
+    def read(name: str, pipe) -> None:  # noqa: ANN001
+        for chunk in iter(lambda: pipe.read1(65536), b""):
+            said.put(language_pb2.RunPluginResponse(**{name: chunk}))
+        said.put(None)
+
+    for name in ("stdout", "stderr"):
+        threading.Thread(target=read, args=(name, getattr(process, name)), daemon=True).start()
+    for _ in range(2):
+        yield from iter(said.get, None)
 
 
 def main() -> None:
