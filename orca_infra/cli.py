@@ -113,16 +113,20 @@ def check(
     file: Annotated[Path | None, typer.Argument(help="The file; ORCA_CONFIG or orca.toml by default.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Validate orca.toml and the settings; nothing is contacted.
+    """Validate orca.toml and the settings, also against the policies (ORCA_POLICY_CONFIG); nothing is contacted.
 
     Example: orca-infra check stacks/orca.toml
     """
     from orca_infra.config import load_config
+    from orca_infra.policy.configuration import refused_pools
     from orca_infra.quantity import duration_text
 
     settings = _settings()
     path = file or settings.config_path
     config = load_config(path)
+    refused = list(refused_pools(config.pools, settings.allowed))
+    if refused:
+        raise UserError("\n".join(f"{path}: {sentence}" for sentence in refused))
     if as_json:
         print_json({"file": str(path), "pools": [asdict(pool) for pool in config.pools]})
         return

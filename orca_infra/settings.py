@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orca_infra.allowed import Allowed
 from orca_infra.errors import SettingError
 from orca_infra.machines.model import Limits
+from orca_infra.policy.configuration import PolicyFile, read_policy_file
 from orca_infra.quantity import cpu_millis, duration_text, seconds_of
 
 if TYPE_CHECKING:
@@ -83,12 +85,18 @@ class Settings:
     pod_memory: str
     vcpu_budget: str | None
     logs: Path | None
+    policies: PolicyFile | None
     log_form: str | None
 
     @property
     def uses_cluster(self) -> bool:
         """Whether a Kubernetes cluster is contacted at all."""
         return self.runner is not None or self.runtimes_namespace is not None
+
+    @property
+    def allowed(self) -> Allowed:
+        """What the policies let the loop make."""
+        return self.policies.allowed if self.policies else Allowed()
 
     def limits(self, config: Config) -> Limits:
         """Put together what restrains every pool: the settings' part and the file's."""
@@ -100,6 +108,7 @@ class Settings:
             stray_max=self.stray_max,
             lost_max=self.lost_max,
             max_machines_total=config.max_machines_total,
+            allowed=self.allowed,
         )
 
 
@@ -176,6 +185,10 @@ def _read_log_form(text: str) -> str:
     if text not in {"json", "text"}:
         raise ValueError("must be json or text, or unset for text on a terminal and JSON elsewhere")
     return text
+
+
+def _read_policies(text: str) -> PolicyFile:
+    return read_policy_file(_read_path(text))
 
 
 def _read_label(text: str) -> str:
@@ -645,6 +658,17 @@ SETTINGS: tuple[Setting, ...] = (
         why="It is the scheduler's own folder for them where there is one.",
         unset="ORCA_HOME/logs.",
         read=_read_path,
+    ),
+    Setting(
+        name="ORCA_POLICY_CONFIG",
+        field="policies",
+        meaning="The policies' configuration, as `pulumi preview --policy-pack-config` takes it. The loop keeps within its "
+        "machine types, locations, counts and registries.",
+        unit="path of a JSON file; docs/reference/policies.md",
+        default=None,
+        why="What may be made is its owner's to say.",
+        unset="The policies' defaults, which restrain no type, location, count or registry.",
+        read=_read_policies,
     ),
     Setting(
         name="ORCA_LOG",

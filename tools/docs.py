@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the reference pages that the code is the source of: settings, commands, tables, transitions of a run.
+"""Write the reference pages that the code is the source of: settings, commands, tables, policies, transitions of a run.
 
     tools/docs.py            write them
     tools/docs.py --check    exit code 1, naming the pages that are not what the code says
@@ -10,6 +10,7 @@ To be run with the Python of .venv.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from typing import Any
 import typer.main
 
 from orca_infra.cli import app
+from orca_infra.policy.model import Rule
+from orca_infra.policy.rules import RULES
 from orca_infra.settings import SETTINGS
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -166,7 +169,39 @@ def _with_gap(lines: list[str]) -> list[str]:
     return ["", *lines] if lines else []
 
 
+def policies_page() -> str:
+    """Every rule of the policy pack with its configuration."""
+    lines = [
+        "# Policies",
+        "",
+        MADE.format(source="orca_infra/policy"),
+        "",
+        (
+            "The rules of the pack in `policies/`: `pulumi preview --policy-pack policies`. "
+            "A mandatory rule that is broken fails the preview; an advisory one is only said. How to set them: "
+            "[policies](../howto/policies.md)."
+        ),
+        "",
+        "| rule | level | what has to be so |",
+        "|---|---|---|",
+        *(f"| [`{rule.name}`](#{rule.name}) | {_level(rule)} | {rule.description} |" for rule in RULES),
+    ]
+    for rule in RULES:
+        lines += ["", f"## {rule.name}", "", f"{rule.description} By default {_level(rule)}."]
+        if rule.properties:
+            lines += ["", "| key | value | default | meaning |", "|---|---|---|---|"]
+        for key, schema in rule.properties.items():
+            kind = {"array": "list of texts", "integer": "whole number", "string": "text"}[schema["type"]]
+            lines.append(f"| `{key}` | {kind} | `{json.dumps(schema['default'])}` | {schema['description']} |")
+    return "\n".join(lines) + "\n"
+
+
+def _level(rule: Rule) -> str:
+    return "advisory" if rule.advisory else "mandatory"
+
+
 PAGES = {
+    "policies.md": policies_page,
     "settings.md": settings_page,
     "run-transitions.md": transitions_page,
     "cli.md": cli_page,

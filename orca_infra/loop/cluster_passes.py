@@ -130,6 +130,7 @@ class RuntimePasses:
             backoff_most_seconds=settings.runtimes_backoff_most_seconds,
             abandoned_seconds=settings.runtimes_abandoned_seconds,
             births_max=settings.runtimes_births_max,
+            allowed=settings.allowed,
         )
         #: When the next pass has to be made at the latest, as of the last; None: a whole period later.
         self.next_in_seconds: float | None = None
@@ -201,6 +202,7 @@ def run_limits(settings: Settings) -> RunLimits:
         stray_grace_seconds=settings.stray_grace_seconds,
         stray_max=settings.stray_max,
         budget_millis=None if settings.vcpu_budget is None else cpu_millis(settings.vcpu_budget),
+        allowed=settings.allowed,
     )
 
 

@@ -20,6 +20,7 @@ from orca_infra.machines.model import (
     Limits,
     MachineRow,
     MachineState,
+    MachineType,
     Make,
     Plan,
     Pool,
@@ -105,7 +106,7 @@ def decide(snapshot: Snapshot, pools: Sequence[Pool], limits: Limits) -> Plan:
         actions += [*unwanted, *strays]
 
     reports: list[PoolReport] = []
-    total = limits.max_machines_total
+    total = _total(limits)
     spare = None if total is None else total - len(snapshot.machines)
     for pool in pools:
         report, make = _grow(pool, view, spare, leaving)
@@ -235,8 +236,8 @@ def _grow(pool: Pool, view: _View, spare: int | None, leaving: frozenset[str]) -
     rows = view.rows.get(pool.name, ())
     progress = view.snapshot.progress.get(pool.name, Progress())
     booting = sum(row.is_booting and row.name not in leaving for row in rows)
-    steps, skipped = _usable(pool, view.snapshot)
-    message = _why_not(pool, view, booting, spare) or ("" if steps else "no type of the pool can run its image")
+    steps, skipped = _usable(pool, view)
+    message = _why_not(pool, view, booting, spare) or ("" if steps else _why_no_type(pool, view))
     next_try_at = None
     if not message and progress.tried_at is not None:
         next_try_at = progress.tried_at + timedelta(seconds=view.limits.try_seconds)
@@ -256,7 +257,7 @@ def _grow(pool: Pool, view: _View, spare: int | None, leaving: frozenset[str]) -
         )
         return report, None
     # What boots already will take a run each.
-    room = min(pool.max_booting - booting, pool.max_machines - len(rows), demand - booting)
+    room = min(pool.max_booting - booting, _most(pool, view.limits) - len(rows), demand - booting)
     count = room if spare is None else min(room, spare)
     why = f"{demand} run{'s wait' if demand > 1 else ' waits'}"
     make = _search(pool, view, steps, count=count, why=why)
@@ -277,11 +278,39 @@ def _why_not(pool: Pool, view: _View, booting: int, spare: int | None) -> str:
         return "runs wait, none is due yet" if view.left(pool.name, aged=False) else "no demand"
     if booting >= min(pool.max_booting, demand):
         return f"{booting} machine{'s are' if booting > 1 else ' is'} still booting"
-    if len(view.rows.get(pool.name, ())) >= pool.max_machines:
-        return f"the pool has all of its {pool.max_machines} machines (max_machines)"
+    most = _most(pool, view.limits)
+    if len(view.rows.get(pool.name, ())) >= most:
+        said = "max_machines" if most == pool.max_machines else "machine-counts of the policies"
+        return f"the pool has all of its {most} machines ({said})"
     if spare is not None and spare <= 0:
-        return f"all pools together have {view.limits.max_machines_total} machines (max_machines_total)"
+        total = _total(view.limits)
+        said = "max_machines_total" if total == view.limits.max_machines_total else "machine-counts of the policies"
+        return f"all pools together have {total} machines ({said})"
     return ""
+
+
+def _most(pool: Pool, limits: Limits) -> int:
+    """The most machines that a pool may have, by itself and by the policies."""
+    most = limits.allowed.machines_per_pool
+    return pool.max_machines if most is None else min(pool.max_machines, most)
+
+
+def _total(limits: Limits) -> int | None:
+    """The most machines of all pools; None for no such limit."""
+    stated = [most for most in (limits.max_machines_total, limits.allowed.machines) if most is not None]
+    return min(stated, default=None)
+
+
+def _why_no_type(pool: Pool, view: _View) -> str:
+    if not view.limits.allowed.has_image(pool.image):
+        return f"the policies (image-registries) do not allow its image {pool.image}"
+    if not any(_is_allowed(kind, view.limits) for kind in pool.types):
+        return "the policies (machine-types, machine-locations) allow none of its types where it would have them"
+    return "no type of the pool can run its image"
+
+
+def _is_allowed(kind: MachineType, limits: Limits) -> bool:
+    return limits.allowed.has_type(kind.type) and any(limits.allowed.has_location(place) for place in kind.locations)
 
 
 def _offers(pool: Pool) -> tuple[str, ...]:
@@ -294,22 +323,36 @@ def _offers(pool: Pool) -> tuple[str, ...]:
     return tuple(name if time == 1 else f"{name}#{time}" for name, time in zip(names, times, strict=True))
 
 
-def _usable(pool: Pool, snapshot: Snapshot) -> tuple[list[int], str]:
-    """The entries of `types` whose architecture the image has a variant for, and a sentence about the others.
+def _usable(pool: Pool, view: _View) -> tuple[list[int], str]:
+    """The entries of `types` that the policies allow and the image has a variant for, and a sentence about the others.
 
     What the provider or the registry does not say is no reason to leave a type out.
     """
-    variants = snapshot.image_architectures.get(pool.image)
-    stated = snapshot.type_architectures.get(pool.provider, {})
-    if variants is None:
-        return list(range(len(pool.types))), ""
-    left_out = {kind.type: stated[kind.type] for kind in pool.types if stated.get(kind.type, "") not in {"", *variants}}
-    steps = [position for position, kind in enumerate(pool.types) if kind.type not in left_out]
-    if not left_out:
-        return steps, ""
-    types = ", ".join(f"{kind} ({architecture})" for kind, architecture in left_out.items())
-    has = f"is for {', '.join(sorted(variants))} only" if variants else "has no variant for a machine"
-    return steps, f"skipped: {types}: image {pool.image} {has}"
+    allowed = view.limits.allowed
+    if not allowed.has_image(pool.image):
+        return [], f"skipped: every type: the policies (image-registries) do not allow image {pool.image}"
+    variants = view.snapshot.image_architectures.get(pool.image)
+    stated = view.snapshot.type_architectures.get(pool.provider, {}) if variants is not None else {}
+    unfit = {
+        kind.type: stated[kind.type] for kind in pool.types if stated.get(kind.type, "") not in {"", *(variants or ())}
+    }
+    steps = [
+        position
+        for position, kind in enumerate(pool.types)
+        if kind.type not in unfit and _is_allowed(kind, view.limits)
+    ]
+    said = []
+    if unfit:
+        types = ", ".join(f"{kind} ({architecture})" for kind, architecture in unfit.items())
+        has = f"is for {', '.join(sorted(variants or ()))} only" if variants else "has no variant for a machine"
+        said.append(f"{types}: image {pool.image} {has}")
+    types = ", ".join(dict.fromkeys(kind.type for kind in pool.types if not allowed.has_type(kind.type)))
+    if types:
+        said.append(f"{types}: the policies (machine-types) do not allow it")
+    places = {place for kind in pool.types for place in kind.locations if not allowed.has_location(place)}
+    if places:
+        said.append(f"{', '.join(sorted(places))}: the policies (machine-locations) do not allow it")
+    return steps, f"skipped: {'; '.join(said)}" if said else ""
 
 
 def _sold_out(snapshot: Snapshot, by_pool: Mapping[str, Pool], limits: Limits) -> frozenset[tuple[str, Candidate]]:
@@ -336,7 +379,7 @@ def _search(pool: Pool, view: _View, steps: Sequence[int], *, count: int, why: s
     left_out: list[Candidate] = []
     while True:
         kind = pool.types[steps[at]]
-        for location in kind.locations:
+        for location in filter(view.limits.allowed.has_location, kind.locations):
             candidate = Candidate(type=kind.type, location=location, spot=kind.spot)
             is_sold_out = at < last and (pool.provider, candidate) in view.sold_out
             (left_out if is_sold_out else candidates).append(candidate)

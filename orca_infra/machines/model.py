@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from orca_infra.allowed import Allowed
+
 #: What a pause of all pools is kept under; no pool has this name.
 EVERY_POOL = ""
 
@@ -69,6 +71,7 @@ class Limits:
     stray_max: int
     lost_max: int
     max_machines_total: int | None = None
+    allowed: Allowed = field(default_factory=Allowed)
 
 
 class MachineState(StrEnum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from orca_infra.kube.labels import STACK_LABEL
 from orca_infra.machines.decide import STACK_LABEL as CLOUD_LABEL
@@ -96,31 +96,40 @@ def _identity(resource: Resource) -> tuple[str | None, object]:
     return None, None
 
 
-def check_namespaces(resource: Resource, values: Values) -> Iterator[Violation]:
+def check_namespaces(resources: Sequence[Resource], values: Values) -> Iterator[Violation]:
     """Objects of a cluster are in the family's namespaces alone."""
-    if not resource.type.startswith("kubernetes:") or matches(resource.kind, values["exempt"]):
-        return
-    allowed = values["namespaces"] or family_namespaces()
-    if resource.kind == "Namespace":
-        namespace = resource.metadata.get("name", resource.name)
-    elif resource.kind in _CLUSTER_WIDE:
-        return
-    else:
-        namespace = resource.metadata.get("namespace", "default")
-    if namespace is UNKNOWN or namespace in allowed or resource.props.get("metadata") is UNKNOWN:
-        return
-    where = "it is" if resource.kind == "Namespace" else "it is in"
-    yield Violation(
-        resource=resource,
-        what=f"{where} namespace {namespace}, which is not of this family ({', '.join(allowed)})",
-        remedy="set its metadata.namespace to one of them, or add that one to `namespaces` of family-namespaces",
-    )
+    objects = [
+        one for one in resources if one.type.startswith("kubernetes:") and not matches(one.kind, values["exempt"])
+    ]
+    allowed = list(values["namespaces"]) or [*family_namespaces(), *_declared(objects)]
+    for one in objects:
+        if one.props.get("metadata") is UNKNOWN or one.kind in _CLUSTER_WIDE - {"Namespace"}:
+            continue
+        is_one = one.kind == "Namespace"
+        namespace = one.metadata.get("name", one.name) if is_one else one.metadata.get("namespace", "default")
+        if namespace is UNKNOWN or namespace in allowed:
+            continue
+        yield Violation(
+            resource=one,
+            what=f"{'it is' if is_one else 'it is in'} namespace {namespace}, which is not of this family "
+            f"({', '.join(dict.fromkeys(allowed))})",
+            remedy="set its metadata.namespace to one of them, or add that one to `namespaces` of family-namespaces",
+        )
+
+
+def _declared(objects: Iterable[Resource]) -> list[str]:
+    """The namespaces that a stack declares itself, with its id on them."""
+    return [
+        str(one.metadata.get("name", one.name))
+        for one in objects
+        if one.kind == "Namespace" and table(one.metadata.get("labels")).get(STACK_LABEL)
+    ]
 
 
 def family_namespaces() -> list[str]:
-    """What the settings of this shell say: the namespaces of runs and of runtimes, and the loop's own."""
+    """What this shell's settings say: the namespaces of runs and of runtimes."""
     names = [os.environ.get("ORCA_RUNS_NAMESPACE") or "orca-runs", os.environ.get("ORCA_RUNTIMES_NAMESPACE") or ""]
-    return [name for name in dict.fromkeys([*names, os.environ.get("ORCA_NAMESPACE") or "orca-infra"]) if name]
+    return [name for name in names if name]
 
 
 RULES = (
@@ -145,10 +154,10 @@ RULES = (
     Rule(
         name="family-namespaces",
         description="Objects on a cluster are in the namespaces of the stack's family only.",
-        check=check_namespaces,
+        check_stack=check_namespaces,
         properties={
             "namespaces": texts(
-                "The namespaces. Empty: ORCA_RUNS_NAMESPACE, ORCA_RUNTIMES_NAMESPACE and the loop's own."
+                "The namespaces. Empty: those that the stack declares, ORCA_RUNS_NAMESPACE and ORCA_RUNTIMES_NAMESPACE."
             ),
             "exempt": texts("Kinds that may be anywhere; * stands for anything."),
         },

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from orca_infra.allowed import Allowed
 from orca_infra.kube.labels import ROLE_LABEL
 from orca_infra.policy.model import UNKNOWN, Resource, Rule, Values, Violation, matches, rows, table, texts
 
@@ -122,25 +123,11 @@ def _images(resource: Resource) -> Iterator[tuple[str, str]]:
             yield "spec.dockerImage", image
 
 
-def repository_of(image: str) -> str:
-    """The image's whole repository, without tag and digest: `python:3` is `docker.io/library/python`."""
-    name = image.partition("@")[0]
-    head, slash, rest = name.partition("/")
-    is_host = slash and ("." in head or ":" in head or head == "localhost")
-    host, path = (head, rest) if is_host else ("docker.io", name if slash else f"library/{name}")
-    return f"{host}/{path.partition(':')[0]}"
-
-
-def is_allowed_image(image: str, registries: list[str]) -> bool:
-    """Whether an image is from one of the registries, each a host or the beginning of a repository; none stated: from any."""
-    repository = repository_of(image)
-    return not registries or any(f"{repository}/".startswith(f"{one.rstrip('/')}/") for one in registries)
-
-
 def check_registries(resource: Resource, values: Values) -> Iterator[Violation]:
     """Images are from registries that are allowed."""
+    allowed = Allowed(registries=tuple(values["registries"]))
     for where, image in _images(resource):
-        if not is_allowed_image(image, values["registries"]):
+        if not allowed.has_image(image):
             yield Violation(
                 resource=resource,
                 what=f"{where} has image {image}, which is from no allowed registry ({', '.join(values['registries'])})",

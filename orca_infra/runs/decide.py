@@ -173,6 +173,8 @@ def _admit(snapshot: RunSnapshot, limits: RunLimits) -> tuple[tuple[QueuedRun, .
         held = not run.fill and run.max_runs is not None and running.get(run.pipeline, 0) >= run.max_runs
         if held:
             waiting[run.run] = f"its pipeline runs max_runs ({run.max_runs}) already"
+        elif not limits.allowed.has_image(run.image):
+            waiting[run.run] = f"the policies (image-registries) do not allow its image {run.image}"
         elif budget is not None and cost > budget:
             waiting[run.run] = f"it needs {cost}m of CPU, more than the whole budget of {budget}m"
         elif free is not None and cost > free:

@@ -8,6 +8,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from orca_infra.allowed import Allowed
+
 Manifest = Mapping[str, Any]
 
 
@@ -89,6 +91,7 @@ class RunLimits:
     stray_max: int
     budget_millis: int | None = None
     admit_max: int = 100
+    allowed: Allowed = field(default_factory=Allowed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

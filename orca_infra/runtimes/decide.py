@@ -71,7 +71,7 @@ def decide(snapshot: RuntimeSnapshot, limits: RuntimeLimits) -> RuntimePlan:
         all_mine = [case for case in cases if (case.row.namespace, case.row.pool) == place]
         mine = [case for case in all_mine if not case.gone]
         environment = snapshot.environments.get(pool.environment)
-        missing = _why_none(pool, environment)
+        missing = _why_none(pool, environment, limits)
         chosen: Sequence[Ending] = ()
         if not pool.deleting:
             chosen, next_at = _of_pool(pool, all_mine, ending_names, snapshot, limits)
@@ -261,10 +261,13 @@ def _is_finished(case: _Case) -> bool:
     return known_to_end and not case.objects and (case.row.uid is None or case.gone)
 
 
-def _why_none(pool: Pool, environment: Environment | None) -> tuple[str, str] | None:
+def _why_none(pool: Pool, environment: Environment | None, limits: RuntimeLimits) -> tuple[str, str] | None:
     """Why nothing can be born for this pool, as a reason and in words."""
     if environment is None:
         return "EnvironmentMissing", f"environment {pool.environment} is missing: no Pod is born"
+    if not limits.allowed.has_image(environment.image):
+        words = f"the policies (image-registries) do not allow image {environment.image}: no Pod is born"
+        return "ImageNotAllowed", words
     for variable in environment.env:
         if (variable.get("valueFrom") or {}).get("secretKeyRef") is not None:  # its CRD was not applied by this program
             words = f"environment {environment.name} takes {variable.get('name')} from a Secret: no Pod is born"

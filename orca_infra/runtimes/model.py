@@ -9,6 +9,8 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
+from orca_infra.allowed import Allowed
+
 Manifest = Mapping[str, Any]
 
 #: Problems that pass by themselves.
@@ -110,6 +112,7 @@ class RuntimeLimits:
     backoff_most_seconds: float = 300.0
     abandoned_seconds: float = 300.0
     births_max: int = 500
+    allowed: Allowed = field(default_factory=Allowed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -160,6 +160,18 @@ class Engine:
         """What an `up` would change; nothing is changed."""
         with serve(program) as address:
             return self._operate(["preview", f"--client={address}"], stack, deadline_seconds, None)
+
+    def preview_project(
+        self, stack: str, project: Path, options: Sequence[str], *, deadline_seconds: float
+    ) -> tuple[Completed, str]:
+        """What an `up` of the program in a folder with a Pulumi.yaml would change: how it ended, and its event log.
+
+        `options` are the engine's own, such as `--policy-pack`. Nothing is raised for a preview that fails.
+        """
+        with tempfile.NamedTemporaryFile(dir=self._stack_folder(stack), prefix="events-", suffix=".json") as log:
+            arguments = ["preview", "--stack", stack, "--event-log", log.name, *options]
+            completed = self._command.run(arguments, project, deadline_seconds=deadline_seconds)
+            return completed, Path(log.name).read_text(encoding="utf-8", errors="replace")
 
     def init(self, stack: str) -> None:
         """Make the stack in the backend; nothing happens when it is there."""

@@ -395,3 +395,21 @@ def test_the_form_of_the_log_is_checked(run: Run, tmp_path: Path) -> None:
     said = run("check", ORCA_LOG="yaml")
     assert said.code == 2
     assert said.sentence.startswith("ORCA_LOG=yaml: must be json or text")
+
+
+def test_check_refuses_what_the_policies_do_not_allow(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "orca.toml").write_text(GOOD)
+    policies = tmp_path / "policies.json"
+    policies.write_text('{"machine-types": {"allowed": ["small"]}, "machine-counts": {"mostPerPool": 1}}')
+    said = run("check", ORCA_POLICY_CONFIG=str(policies))
+    assert said.code == 2
+    assert said.err.splitlines() == [
+        "orca-infra: orca.toml: pool gpu: machine-types allows small, and not large",
+        "orca.toml: pool gpu: machine-counts allows 1 machines, and max_machines is 2",
+    ]
+    policies.write_text('{"machine-types": {"alowed": ["small"]}}')
+    assert run("check", ORCA_POLICY_CONFIG=str(policies)).sentence.startswith(
+        f"ORCA_POLICY_CONFIG={policies}: 'alowed' is no key of machine-types"
+    )
+    policies.write_text('{"machine-types": {"allowed": ["*"]}}')
+    assert run("check", ORCA_POLICY_CONFIG=str(policies)).code == 0

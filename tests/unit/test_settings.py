@@ -7,12 +7,15 @@ from typing import get_type_hints
 
 import pytest
 
+from orca_infra.allowed import Allowed
 from orca_infra.config import Config
 from orca_infra.errors import SettingError
 from orca_infra.machines.model import Limits
 from orca_infra.machines.providers.local_config import LocalCloud
+from orca_infra.policy.configuration import PolicyFile
 from orca_infra.settings import SETTINGS, Settings, read_settings, unknown_settings
 
+POLICIES = Path(__file__).parents[1] / "data" / "policies.json"
 HOME = {"HOME": "/home/jane"}
 KEY = "0123456789abcdef"
 EVERY = {
@@ -63,6 +66,7 @@ EVERY = {
     "ORCA_POD_MEMORY": "1Gi",
     "ORCA_VCPU_BUDGET": "64",
     "ORCA_LOGS": "/var/log/orca",
+    "ORCA_POLICY_CONFIG": str(POLICIES),
     "ORCA_LOG": "json",
 }
 
@@ -122,6 +126,7 @@ def test_an_empty_environment_gives_the_defaults() -> None:
         pod_memory="512Mi",
         vcpu_budget=None,
         logs=None,
+        policies=None,
         log_form=None,
     )
 
@@ -176,6 +181,7 @@ def test_every_setting_is_read_from_its_variable() -> None:
         pod_memory="1Gi",
         vcpu_budget="64",
         logs=Path("/var/log/orca"),
+        policies=PolicyFile(path=POLICIES, allowed=Allowed(types=("e2-*",), machines=20)),
         log_form="json",
     )
 
@@ -315,6 +321,7 @@ def test_limits_join_the_settings_and_the_file() -> None:
         stray_max=7,
         lost_max=0,
         max_machines_total=9,
+        allowed=Allowed(types=("e2-*",), machines=20),
     )
 
 
