@@ -20,7 +20,7 @@ check: $(READY) ## The quick loop: format, lint, layers, types, and the tests wi
 	$(BIN)/ruff check --quiet .
 	$(BIN)/lint-imports --no-logo > .venv/lint-imports.log || { cat .venv/lint-imports.log; exit 1; }
 	$(BIN)/mypy
-	$(BIN)/pytest -q tests/unit tests/golden
+	$(BIN)/pytest -q -n auto tests/unit tests/golden
 
 bench: $(READY) tools ## One bench: make bench BENCH=pass
 	@$(BIN)/python bench/$(BENCH).py $(ARGS)
