@@ -1,11 +1,13 @@
 """Run clusters from queued to all Pods Ready, and from ended to all objects gone, with the loop's own passes.
 
 The floor is the same objects made by 8 threads of raw API calls on the same cluster, until their Pods are Ready.
-`ARGS=1000` makes that many clusters instead of 100.
+`ARGS=1000` makes that many clusters instead of 100; `ARGS="100 --peer"` has KubeRay's operator make and delete as many
+RayClusters on the same control plane afterwards (kuberay.py).
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import resource
 import sys
@@ -13,14 +15,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import kuberay
 from harness import progress, report, surroundings
 
 from orca_infra.kube.client import Kube
 from orca_infra.kube.kinds import JOB, POD, SERVICE, Ref
 from orca_infra.kube.labels import STACK_LABEL, field_manager
 from orca_infra.log import make_log
-from orca_infra.loop.cluster_passes import RunPasses, run_settings
+from orca_infra.loop.cluster_passes import RunPasses
 from orca_infra.loop.leader import Leader
+from orca_infra.runs.limits import run_settings
 from orca_infra.runs.model import RunSpec
 from orca_infra.runs.render import render
 from orca_infra.stack.cohorts import fill
@@ -37,10 +41,14 @@ _LIMIT_SECONDS = 600
 
 
 def main() -> None:
-    clusters = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("clusters", type=int, nargs="?", default=100)
+    parser.add_argument("--peer", action="store_true", help="compare with KubeRay's operator")
+    options = parser.parse_args()
+    clusters: int = options.clusters
     figures: dict[str, float] = {}
     floors: dict[str, float] = {}
-    with TestCluster.start(nodes=1) as cluster:
+    with TestCluster.start(nodes=1 + clusters * 3 // 1000) as cluster:
         variables = {"ORCA_RUNNER": "kubernetes", "KUBECONFIG": str(cluster.kubeconfig)}
         with surroundings(variables) as here, Kube.connect(kubeconfig=cluster.kubeconfig) as kube:
             namespace = here.settings.runs_namespace
@@ -64,15 +72,36 @@ def main() -> None:
             floors["raw_all_pods_ready_seconds"] = raw(here, kube, clusters)
             figures["ready_to_floor"] = figures["all_pods_ready_seconds"] / floors["raw_all_pods_ready_seconds"]
             leader.release()
+            if options.peer:
+                figures |= peer(cluster, kube, clusters, figures)
     scale = clusters / 100
     report(
         "run_clusters",
         figures=figures,
         floors=floors,
-        targets={"all_pods_ready_seconds": 13.0 if scale == 1 else 120.0 * scale / 10, "cohorts_left": 0},
+        targets={
+            "one_run_queued_to_job_seconds": 3.0,
+            "all_pods_ready_seconds": 12.0 * scale,
+            "swept_seconds": 6.0 * scale,
+            "cohorts_left": 0,
+            "peak_memory_mib": 400.0,
+        },
         clusters=clusters,
-        flags={name: " ".join(flags) for name, flags in FLAGS.items()},
+        flags={
+            **{name: " ".join(flags) for name, flags in FLAGS.items()},
+            **({"ray-operator": " ".join(kuberay.FLAGS)} if options.peer else {}),
+        },
     )
+
+
+def peer(cluster: TestCluster, kube: Kube, clusters: int, ours: dict[str, float]) -> dict[str, float]:
+    """The peer's figures, and ours as a part of its."""
+    figures = kuberay.measure(cluster, kube, clusters, WORKERS, lambda: ready(kube, kuberay.NAMESPACE))
+    return {
+        **figures,
+        "made_to_peer": ours["all_pods_ready_seconds"] / figures["peer_all_pods_ready_seconds"],
+        "swept_to_peer": ours["swept_seconds"] / figures["peer_gone_seconds"],
+    }
 
 
 def make_passes(here: Surroundings, kube: Kube, leader: Leader) -> RunPasses:

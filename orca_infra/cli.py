@@ -42,7 +42,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 db_app = typer.Typer(help="The database's schema, and the embedded Postgres.", no_args_is_help=True)
-strays_app = typer.Typer(help="Machines that carry this stack's identity and that nobody owns.", no_args_is_help=False)
+strays_app = typer.Typer(help="What carries this stack's identity and nobody owns.", no_args_is_help=False)
 app.add_typer(db_app, name="db", rich_help_panel=SETUP)
 app.add_typer(strays_app, name="strays", rich_help_panel=LOOK)
 app.add_typer(runs_app, name="runs", rich_help_panel=LOOK)
@@ -267,22 +267,33 @@ def status(as_json: Json = False) -> None:
 
 @strays_app.callback(invoke_without_command=True)
 def strays(context: typer.Context, as_json: Json = False) -> None:
-    """List machines that carry this stack's identity, that nobody owns, and that are past their grace.
+    """List what carries this stack's identity, nobody owns, and is past its grace: machines, and objects on Kubernetes.
 
     Example: orca-infra strays
     """
+    from orca_infra.loop.cluster_strays import open_strays
+
     if context.invoked_subcommand is not None:
         return
     surroundings = open_for_command()
-    found = [action.machine for _, action in _find_strays(surroundings)]
-    if as_json:
-        print_json([{"name": m.name, "uid": m.uid, "location": m.location, "created_at": m.created_at} for m in found])
-    else:
-        for machine in found:
-            made = f"{machine.created_at:%F %T}"
-            print(_plain(f"{machine.name}  {machine.type} in {machine.location}, made {made}, uid {machine.uid}"))
-        print(f"{len(found)} stray{'' if len(found) == 1 else 's'}")
+    machines = [action.machine for _, action in _find_strays(surroundings)]
+    with open_strays(surroundings) as cluster:
+        objects = cluster.find() if cluster else []
     surroundings.close()
+    if as_json:
+        print_json(
+            [{"name": m.name, "uid": m.uid, "location": m.location, "created_at": m.created_at} for m in machines]
+            + [asdict(stray) for stray in objects]
+        )
+        return
+    for machine in machines:
+        made = f"{machine.created_at:%F %T}"
+        print(_plain(f"{machine.name}  {machine.type} in {machine.location}, made {made}, uid {machine.uid}"))
+    for stray in objects:
+        made = f"{stray.created_at:%F %T}"
+        print(_plain(f"{stray.kind} {stray.namespace}/{stray.name}, made {made}, uid {stray.uid}"))
+    count = len(machines) + len(objects)
+    print(f"{count} stray{'' if count == 1 else 's'}")
 
 
 @strays_app.command("delete")
@@ -293,14 +304,24 @@ def strays_delete(
 
     Example: orca-infra strays delete --yes
     """
+    from orca_infra.loop.cluster_strays import open_strays
+
     surroundings = open_for_command()
-    found = _find_strays(surroundings)
-    if found and not yes and not typer.confirm(f"Delete {len(found)} machines?"):
-        raise typer.Exit(EXIT_FAILED)
-    for provider, action in found:
-        provider.delete(action.machine)
-        print(f"deleted {action.machine.name}")
-    print(f"{len(found)} deleted")
+    machines = _find_strays(surroundings)
+    with open_strays(surroundings) as cluster:
+        objects = cluster.find() if cluster else []
+        count = len(machines) + len(objects)
+        what = f"{len(machines)} machines" + (f" and {len(objects)} objects on Kubernetes" if cluster else "")
+        if count and not yes and not typer.confirm(f"Delete {what}?"):
+            raise typer.Exit(EXIT_FAILED)
+        for provider, action in machines:
+            provider.delete(action.machine)
+            print(f"deleted {action.machine.name}")
+        for stray in objects:
+            assert cluster is not None
+            cluster.delete(stray)
+            print(f"deleted {stray.kind} {stray.namespace}/{stray.name}")
+    print(f"{count} deleted")
     surroundings.close()
 
 

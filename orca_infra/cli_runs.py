@@ -12,7 +12,6 @@ from orca_infra.errors import UserError
 
 if TYPE_CHECKING:
     from datetime import datetime
-    from pathlib import Path
 
     from orca_infra.surroundings import Surroundings
 
@@ -20,31 +19,34 @@ runs_app = typer.Typer(help="Run clusters on Kubernetes (ORCA_RUNNER=kubernetes)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table for people.")]
 Run = Annotated[int, typer.Argument(help="The run's number.", min=0)]
-_PIECE = 2**16
 _POLL_SECONDS = 1.0
+_QUEUED_SHOWN = 30
+_ENDED_SHOWN = 20
 
 
 @runs_app.command("list")
 def runs_list(as_json: Json = False) -> None:
-    """Show the run clusters that live, and the last that ended.
+    """Show the run clusters that live, what waits for what, and the last that ended.
 
     Example: orca-infra runs list --json
     """
     from orca_infra.cli import open_for_command, print_json
     from orca_infra.runs.observe import SQL
+    from orca_infra.runs.status import read_queued
     from orca_infra.screen import rows_for_people
 
     surroundings = open_for_command()
     with surroundings.database.snapshot() as transaction:
         live = transaction.dicts(SQL["clusters_for_people"])
-        ended = transaction.dicts(SQL["ended_clusters"], {"limit": 20})
+        queued = read_queued(transaction, surroundings.settings)
+        ended = transaction.dicts(SQL["ended_clusters"], {"limit": _ENDED_SHOWN})
         now: datetime = transaction.value("select now()")
     surroundings.close()
     if as_json:
-        print_json({"live": live, "ended": ended})
+        print_json({"live": live, "queued": queued, "ended": ended})
         return
     rows_for_people(
-        ("run", "start", "pipeline", "objects made", "age", "why it ends or waits"),
+        ("run", "start", "pipeline", "objects made", "age", "why it ends, or what it waits for"),
         [
             (
                 row["run"],
@@ -52,12 +54,19 @@ def runs_list(as_json: Json = False) -> None:
                 row["pipeline"],
                 f"{row['made']}/{row['objects']}",
                 now - row["created_at"],
-                row["ending_detail"] or row["refused"],
+                "; ".join(text for text in (row["ending_detail"], row["waiting"] or row["refused"]) if text),
             )
             for row in live
         ],
         "no run clusters live",
     )
+    rows_for_people(
+        ("queued", "pipeline", "for", "waits for"),
+        [(row["run"], row["pipeline"], now - row["queued_at"], row["waiting"]) for row in queued[:_QUEUED_SHOWN]],
+        "",
+    )
+    if len(queued) > _QUEUED_SHOWN:
+        print(f"and {len(queued) - _QUEUED_SHOWN} more; --json has them all")
     rows_for_people(
         ("ended", "start", "pipeline", "ago", "reason", "detail"),
         [
@@ -87,9 +96,14 @@ def runs_show(run: Run, as_json: Json = False) -> None:
     print(f"run {run} of {found['run']['pipeline']}: {found['run']['state']}, started {found['run']['start']} times")
     if found["run"]["reason"]:
         print(f"reason: {found['run']['reason']}")
+    if found["waiting"]:
+        print(f"waits for: {found['waiting']}")
     rows_for_people(
-        ("start", "age", "ended", "detail"),
-        [(s["start"], now - s["created_at"], s["reason"] or "lives", s["ending_detail"]) for s in found["starts"]],
+        ("start", "age", "ended", "why, or what it waits for"),
+        [
+            (s["start"], now - s["created_at"], s["reason"] or "lives", s["ending_detail"] or s["waiting"])
+            for s in found["starts"]
+        ],
         "it has had no run cluster",
     )
     rows_for_people(
@@ -108,27 +122,22 @@ def runs_logs(
     Example: orca-infra runs logs 41 -f
     """
     from orca_infra.cli import open_for_command
-    from orca_infra.runs.logs import driver_log, parts
+    from orca_infra.runs.heard import Heard
 
     surroundings = open_for_command()
     _read_run(surroundings, run)
-    logs = surroundings.logs_folder
-    whole = driver_log(logs, run)
-    if not whole.exists() and not parts(logs, run) and not follow:
-        raise UserError(f"nothing was heard of run {run} yet: no log in {whole.parent}")
-    printed = _print_from(whole, 0)
-    shown: dict[Path, int] = {}
+    heard = Heard(surroundings.logs_folder, run)
+    if heard.is_empty() and not follow:
+        raise UserError(f"nothing was heard of run {run} yet: no log in {surroundings.logs_folder / str(run)}")
     while True:
-        for part in parts(logs, run):
-            shown[part] = _print_from(part, shown.get(part, 0))
-        if not follow:
-            break
-        state = _read_run(surroundings, run)
-        if state["run"]["state"] not in {"queued", "running"} and not parts(logs, run):
+        # Asked before the files are read: what a driver that has ended by now said is in them.
+        over = _is_over(surroundings, run)
+        for piece in heard.news():
+            sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+        if not follow or over:
             break
         time.sleep(_POLL_SECONDS)
-    if follow and not shown:
-        _print_from(whole, printed)
     surroundings.close()
 
 
@@ -161,12 +170,15 @@ def runs_remove(run: Run, yes: Annotated[bool, typer.Option("--yes", help="Do no
 def _read_run(surroundings: Surroundings, run: int) -> dict[str, Any]:
     """The run with its starts and objects. Raises UserError when there is none."""
     from orca_infra.runs.observe import SQL
+    from orca_infra.runs.status import read_queued
 
     with surroundings.database.snapshot() as transaction:
         runs = transaction.dicts(SQL["run"], {"run": run})
         if not runs:
             raise UserError(f"there is no run {run}; `orca-infra runs list` shows those with a run cluster")
+        queued = {row["run"]: row["waiting"] for row in read_queued(transaction, surroundings.settings)}
         return {
+            "waiting": queued.get(run, ""),
             "now": transaction.value("select now()"),
             "run": runs[0],
             "starts": transaction.dicts(SQL["starts_of_run"], {"run": run}),
@@ -174,13 +186,7 @@ def _read_run(surroundings: Surroundings, run: int) -> dict[str, Any]:
         }
 
 
-def _print_from(path: Path, offset: int) -> int:
-    """Print a file from an offset on; gives where it ended."""
-    if not path.exists():
-        return offset
-    with path.open("rb") as file:
-        file.seek(offset)
-        while piece := file.read(_PIECE):
-            sys.stdout.buffer.write(piece)
-        sys.stdout.buffer.flush()
-        return file.tell()
+def _is_over(surroundings: Surroundings, run: int) -> bool:
+    """Whether the run has ended and nothing of it is left to be heard."""
+    found = _read_run(surroundings, run)
+    return found["run"]["state"] not in {"queued", "running"} and all(start["ended_at"] for start in found["starts"])

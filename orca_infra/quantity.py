@@ -112,3 +112,29 @@ def cpu_millis(text: str) -> int:
     if millis.denominator != 1:
         raise ValueError("is finer than a thousandth of a core")
     return int(millis)
+
+
+_MEMORY = re.compile(
+    r"(?P<number>\d+(?:\.\d*)?|\.\d+)(?:[eE](?P<exponent>[+-]?\d{1,2})|(?P<suffix>[KMGTPE]i|[kMGTPE]))?", re.ASCII
+)
+_MEMORY_FACTORS = {unit: 1000 ** (n + 1) for n, unit in enumerate("kMGTPE")} | {
+    f"{unit}i": 1024 ** (n + 1) for n, unit in enumerate("KMGTPE")
+}
+_MEMORY_MOST = 2**63 - 1
+
+
+def memory_bytes(text: str) -> int:
+    """A Kubernetes memory quantity in bytes, exactly: `512Mi`, `1.5Gi`, `2G`, `1e9`.
+
+    Raises ValueError for what is none, is negative, is finer than a byte, or more than Kubernetes counts.
+    """
+    match = _MEMORY.fullmatch(text.strip())
+    if match is None:
+        raise ValueError("must be a memory quantity such as 512Mi, 1.5Gi or 2G")
+    factor = _MEMORY_FACTORS.get(match["suffix"], 1)
+    size = Fraction(match["number"]) * Fraction(10) ** int(match["exponent"] or 0) * factor
+    if size.denominator != 1:
+        raise ValueError("is finer than a byte")
+    if size > _MEMORY_MOST:
+        raise ValueError("is more than Kubernetes can count")
+    return int(size)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from orca_infra.allowed import Allowed
 from orca_infra.errors import SettingError
 from orca_infra.machines.model import Limits
 from orca_infra.policy.configuration import PolicyFile, read_policy_file
-from orca_infra.quantity import cpu_millis, duration_text, seconds_of
+from orca_infra.quantity import cpu_millis, duration_text, memory_bytes, seconds_of
 
 if TYPE_CHECKING:
     from orca_infra.config import Config
@@ -27,11 +27,12 @@ _COUNT = re.compile(r"[0-9]{1,6}")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://.*", re.ASCII | re.DOTALL)
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_MEMORY = re.compile(r"[1-9]\d{0,17}(?:[kMGTPE]|[KMGTPE]i)?", re.ASCII)
 _OURS = frozenset({"ORCA_DB", "DISTA_HEAD", "DISTA_PORT"})
 _LEAST_KEY_BYTES = 16
 _HEARTBEATS_BEFORE_LOST = 3
 _LONGEST_SHOWN = 100
+_CORES_MOST = 1_000_000
+_WHOLE_SECONDS_MOST = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,8 @@ class Settings:
     run_secret: str
     run_environment_names: tuple[str, ...]
     run_deadline_seconds: float
+    run_ttl_seconds: float
+    run_log_seconds: float
     run_start_seconds: float
     dista_port: int
     driver_cpu: str
@@ -223,10 +226,24 @@ def _read_cpu(text: str) -> str:
     return text.strip()
 
 
+def _read_request(text: str) -> str:
+    """What one Pod asks for; a node of so many cores there is not."""
+    if cpu_millis(text) >= _CORES_MOST * 1000:
+        raise ValueError(f"must be less than {_CORES_MOST} cores")
+    return _read_cpu(text)
+
+
 def _read_memory(text: str) -> str:
-    if not _MEMORY.fullmatch(text.strip()):
-        raise ValueError("must be a memory quantity such as 512Mi or 2G")
+    if memory_bytes(text) == 0:
+        raise ValueError("must be more than 0")
     return text.strip()
+
+
+def _read_whole_seconds(text: str) -> float:
+    seconds = seconds_of(text)
+    if not 1 <= seconds <= _WHOLE_SECONDS_MOST or seconds != int(seconds):
+        raise ValueError(f"must be whole seconds, 1 to {_WHOLE_SECONDS_MOST}: it is a field of a Job")
+    return seconds
 
 
 def _read_conninfo(text: str) -> str:
@@ -272,7 +289,7 @@ def _cpu(name: str, field: str, default: str, *, meaning: str) -> Setting:
         default=default,
         why="It is counted against ORCA_VCPU_BUDGET, and what the scheduler of the cluster reserves.",
         unset=f"{default}.",
-        read=_read_cpu,
+        read=_read_request,
     )
 
 
@@ -602,12 +619,32 @@ SETTINGS: tuple[Setting, ...] = (
         unset="None.",
         read=_read_names,
     ),
+    replace(
+        _seconds(
+            "ORCA_RUN_DEADLINE",
+            "run_deadline_seconds",
+            "86400",
+            meaning="A driver is ended after this.",
+            why="A day ends what was forgotten, and few runs last longer.",
+        ),
+        read=_read_whole_seconds,
+    ),
+    replace(
+        _seconds(
+            "ORCA_RUN_TTL_SECONDS",
+            "run_ttl_seconds",
+            "600",
+            meaning="A Job that has finished is deleted after this by Kubernetes itself, if no loop was there to do it.",
+            why="Long enough for a loop that was restarted to read the end of its log.",
+        ),
+        read=_read_whole_seconds,
+    ),
     _seconds(
-        "ORCA_RUN_DEADLINE",
-        "run_deadline_seconds",
-        "86400",
-        meaning="A driver is ended after this.",
-        why="A day ends what was forgotten, and few runs last longer.",
+        "ORCA_RUN_LOG_SECONDS",
+        "run_log_seconds",
+        "60",
+        meaning="A driver's log that cannot be read or written when its start ends is given up after so long.",
+        why="A kubelet or a disk that comes back soon loses nothing, and a node that is gone keeps no start for ever.",
     ),
     _seconds(
         "ORCA_RUN_START_SECONDS",
@@ -633,7 +670,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="ORCA_POD_MEMORY",
         field="pod_memory",
         meaning="The memory request of each Pod of a run.",
-        unit="memory quantity such as 512Mi",
+        unit="memory quantity such as 512Mi or 1.5Gi",
         default="512Mi",
         why="Room for a driver and its libraries.",
         unset="512Mi.",

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Get the pinned programs that tests and the demo run: found, or built once per machine from Go modules.
 
-    tools/build.py [TOOL ...]     all of them by default; links each into .tools/bin of this checkout
+    tools/build.py [TOOL ...]     all that tests and demo run by default; links each into .tools/bin of this checkout
     tools/build.py --list         what there is, and where each is
 
 A tool is looked for on PATH, then where its vendor's installer puts it, then in the cache; what is nowhere is built from
@@ -89,6 +89,8 @@ TOOLS = {
         Tool("coredns", "coredns", "github.com/coredns/coredns"),
     )
 }
+#: Built only when they are asked for by name: what a bench compares with.
+ON_DEMAND = {"ray-operator": Tool("ray-operator", "kuberay", "github.com/ray-project/kuberay/ray-operator")}
 GO_MINIMUM = (1, 26)
 
 
@@ -252,14 +254,15 @@ def link(name: str, program: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tools", nargs="*", metavar="TOOL", help=", ".join(TOOLS))
+    known = TOOLS | ON_DEMAND
+    parser.add_argument("tools", nargs="*", metavar="TOOL", help=", ".join(known))
     parser.add_argument("--list", action="store_true", help="say where each is, and build nothing")
     options = parser.parse_args(arguments)
-    unknown = [name for name in options.tools if name not in TOOLS]
+    unknown = [name for name in options.tools if name not in known]
     if unknown:
-        say(f"no tool is called {unknown[0]!r}; there are {', '.join(TOOLS)}")
+        say(f"no tool is called {unknown[0]!r}; there are {', '.join(known)}")
         return 2
-    wanted = [TOOLS[name] for name in options.tools or TOOLS]
+    wanted = [known[name] for name in options.tools or TOOLS]
     try:
         for tool in wanted:
             if options.list:

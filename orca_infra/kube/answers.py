@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 
 from orca_infra.errors import AuthFailed, Conflict, OrcaError, QuotaExceeded, Refused, Transient
 from orca_infra.kube.errors import Busy, ContainerWaiting, Expired, KindMissing, NamespaceMissing, ObjectMissing
@@ -27,6 +28,41 @@ _QUOTA_FULL = re.compile(r"is forbidden: exceeded quota: ")
 _QUOTA_UNKNOWN = re.compile(r"is forbidden: status unknown for quota: ")
 _WEBHOOK = re.compile(r'\Aadmission webhook "')
 _WAITING = re.compile(r"is waiting to start")
+# What the engine's provider and the Job controller pass on are words alone, without their code.
+_TERMINATING = re.compile(r"because it is being terminated")
+_NEVER_SENT = re.compile(r"cluster is unreachable|connection refused|no such host|no route to host")
+_OUTAGE = re.compile(r"Internal error occurred|failed calling webhook|etcdserver|context deadline exceeded")
+_TAKES_NOT = re.compile(
+    r"is forbidden: |is invalid: |denied the request|strict decoding error|unknown field|failed to create typed patch"
+    r"|cannot be handled as|json: cannot unmarshal|Apply failed with \d+ conflict|the server rejected our request"
+)
+
+
+class Refusal(StrEnum):
+    """What it means, in words alone, that an object was not made.
+
+    FINAL, QUOTA and RIGHTS are the API server's answer (400, 409, 422 or 403), ABSENT says that nothing was sent or that the
+    namespace is not there, and after UNKNOWN the object may be there all the same.
+    """
+
+    FINAL = "final"
+    QUOTA = "quota"
+    RIGHTS = "rights"
+    ABSENT = "absent"
+    UNKNOWN = "unknown"
+
+
+def refusal_of(message: str) -> Refusal:
+    """What another program's words of a failed create mean; they quote the API server's."""
+    if _NEVER_SENT.search(message) or _TERMINATING.search(message):
+        return Refusal.ABSENT
+    if _OUTAGE.search(message) or _QUOTA_UNKNOWN.search(message):
+        return Refusal.UNKNOWN
+    if _QUOTA_FULL.search(message):
+        return Refusal.QUOTA
+    if _NO_RIGHTS.search(message):
+        return Refusal.RIGHTS
+    return Refusal.FINAL if _TAKES_NOT.search(message) else Refusal.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,10 +25,14 @@ def claim_cluster(kube: Kube, database: Database) -> None:
 
 
 def check_namespace(kube: Kube, namespace: str, stack_id: str, family: str) -> None:
-    """Raises SetupError unless the namespace is there and carries this stack's id."""
+    """Raises SetupError unless the namespace is there to stay and carries this stack's id."""
     found = kube.get(Ref(kind=NAMESPACE, namespace=None, name=namespace))
     if found is None:
         raise SetupError(f"the namespace {namespace} is missing: `pulumi up -s {family}` makes it")
+    if "deletionTimestamp" in found["metadata"]:
+        raise SetupError(
+            f"the namespace {namespace} is being deleted: wait until it is gone, then `pulumi up -s {family}` makes it anew"
+        )
     owner = (found["metadata"].get("labels") or {}).get(STACK_LABEL)
     if owner != stack_id:
         whose = f"to stack id {owner}" if owner else "to no stack"

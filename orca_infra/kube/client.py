@@ -15,7 +15,7 @@ from orca_infra.kube import options, reading, watching
 from orca_infra.kube.answers import Call
 from orca_infra.kube.deadlines import Deadlines
 from orca_infra.kube.errors import ObjectMissing
-from orca_infra.kube.kinds import NAMESPACE, POD, Kind, Object, Ref, ref_of
+from orca_infra.kube.kinds import EVENT, NAMESPACE, POD, Kind, Object, Ref, ref_of
 from orca_infra.kube.reading import Listing, Selection
 
 if TYPE_CHECKING:
@@ -97,6 +97,12 @@ class Kube:
         """
         selection = Selection(kind=kind, namespace=namespace, labels=labels, label_exists=label_exists)
         return reading.read_list(self._transport, selection, page=page, from_cache=from_cache)
+
+    def events(self, namespace: str, uid: str) -> tuple[Object, ...]:
+        """What has been said of the object of this uid lately, in no order."""
+        call = Call(verb="list", kind=EVENT, namespace=namespace)
+        params = {"fieldSelector": f"involvedObject.uid={uid}"}
+        return tuple(reading.read(self._transport, call, EVENT.path(namespace), params=params).get("items") or ())
 
     def create(self, obj: Object, *, kind: Kind | None = None) -> Object:
         """Makes an object. `kind` where it is none that kinds.py names.

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from time import monotonic
 
-from orca_infra.errors import SetupError
+from orca_infra.attention import note
+from orca_infra.errors import SetupError, Transient
 from orca_infra.kube.claim import check_namespace, claim_cluster
 from orca_infra.kube.client import Kube
 from orca_infra.kube.kinds import JOB, POD, RUNTIME_ENVIRONMENT, RUNTIME_POOL, Kind, Object
 from orca_infra.kube.labels import STACK_LABEL
 from orca_infra.log import Log
 from orca_infra.loop.watches import Watch
-from orca_infra.quantity import cpu_millis
 from orca_infra.runs import apply as hands_of_runs
 from orca_infra.runs.decide import decide
-from orca_infra.runs.logs import DriverLogs
-from orca_infra.runs.model import PodPlacement, RunLimits, RunPlan, Sizes
+from orca_infra.runs.limits import run_limits, run_settings
+from orca_infra.runs.logs import KEEP_RETRY_SECONDS, DriverLogs
+from orca_infra.runs.model import PodPlacement, RunPlan
 from orca_infra.runs.observe import SQL, observe
-from orca_infra.runs.render import RunSettings
 from orca_infra.runtimes import apply as hands_of_runtimes
 from orca_infra.runtimes.decide import decide as decide_runtimes
 from orca_infra.runtimes.model import RuntimeLimits
@@ -54,6 +55,7 @@ class RunPasses:
         self._surroundings = surroundings
         self._kube = kube
         self._limits = run_limits(settings)
+        self._noted: dict[str, str] = {}
         for name in settings.run_environment_names:
             if name not in environ:
                 log.warning("a variable that runs are to get is not set", variable=name)
@@ -66,7 +68,7 @@ class RunPasses:
             settings=run_settings(settings, environ),
             placements=placements,
             stack_id=surroundings.stack_id,
-            logs=DriverLogs(kube, surroundings.logs_folder, log),
+            logs=DriverLogs(kube, surroundings.logs_folder, log, give_up_seconds=settings.run_log_seconds),
             verify=verify,
             log=log,
         )
@@ -79,7 +81,28 @@ class RunPasses:
         """
         _begin(self._hands, self._surroundings, self._hands.settings.namespace)
         plan = self.plan()
-        return hands_of_runs.apply(plan, self._hands)
+        self._note("strays of runs", _held(plan))
+        try:
+            return hands_of_runs.apply(plan, self._hands)
+        finally:
+            self._note("drivers' logs", self._hands.logs.trouble)
+            with suppress(Transient):
+                self.next_in_seconds = self._next_in_seconds()
+
+    def _next_in_seconds(self) -> float | None:
+        """When something that was refused, or a log, is to be tried again."""
+        again = self._hands.cohorts.next_try_seconds()
+        if not self._hands.logs.is_keeping:
+            return again
+        return KEEP_RETRY_SECONDS if again is None else min(again, KEEP_RETRY_SECONDS)
+
+    def _note(self, topic: str, message: str) -> None:
+        """Have the status say it, when it is news; a database that is away cannot be told, and needs not."""
+        if self._noted.get(topic) == message:
+            return
+        with suppress(Transient):
+            note(self._surroundings.database, topic, message)
+            self._noted[topic] = message
 
     def watches(self, wake: Callable[[], None]) -> list[Watch]:
         """What hastens the next pass: the stack's Jobs and Pods."""
@@ -91,16 +114,19 @@ class RunPasses:
         ]
 
     def prune(self) -> None:
-        """Delete the rows of what ended long ago."""
+        """Delete the rows of what ended long ago; append what no room was there for when its start ended."""
         kept = {"kept_seconds": self._surroundings.settings.ended_row_seconds}
         with self._surroundings.database.transaction() as transaction:
             transaction.run(SQL["prune_clusters"], kept)
+            live = {(row["run"], row["start"]) for row in transaction.dicts(SQL["live_starts"])}
+        self._hands.logs.append_forgotten(live)
 
     def plan(self) -> RunPlan:
         """What a pass would do now."""
         snapshot = observe(
             self._surroundings.database,
             self._kube,
+            self._limits,
             stack_id=self._surroundings.stack_id,
             namespace=self._hands.settings.namespace,
         )
@@ -121,17 +147,7 @@ class RuntimePasses:
         self._surroundings = surroundings
         self._kube = kube
         self._namespace = settings.runtimes_namespace
-        self._limits = RuntimeLimits(
-            stray_grace_seconds=settings.stray_grace_seconds,
-            stray_max=settings.stray_max,
-            start_seconds=settings.runtimes_start_seconds,
-            pull_seconds=settings.runtimes_pull_seconds,
-            backoff_seconds=settings.runtimes_backoff_seconds,
-            backoff_most_seconds=settings.runtimes_backoff_most_seconds,
-            abandoned_seconds=settings.runtimes_abandoned_seconds,
-            births_max=settings.runtimes_births_max,
-            allowed=settings.allowed,
-        )
+        self._limits = runtime_limits(settings)
         #: When the next pass has to be made at the latest, as of the last; None: a whole period later.
         self.next_in_seconds: float | None = None
         self._hands = hands_of_runtimes.RuntimeHands(
@@ -194,39 +210,25 @@ def _begin(
     hands.cohorts.abandon()
 
 
-def run_limits(settings: Settings) -> RunLimits:
+def _held(plan: RunPlan) -> str:
+    if not plan.strays_held:
+        return ""
+    return (
+        f"{len(plan.strays_held)} objects carry this stack's identity and belong to no run, more than ORCA_STRAY_MAX: none "
+        f"is deleted, an operator has to look (the first is {plan.strays_held[0].kind} {plan.strays_held[0].name})"
+    )
+
+
+def runtime_limits(settings: Settings) -> RuntimeLimits:
     """The settings' part that decide works with."""
-    return RunLimits(
-        sizes=_sizes(settings),
-        start_seconds=settings.run_start_seconds,
+    return RuntimeLimits(
         stray_grace_seconds=settings.stray_grace_seconds,
         stray_max=settings.stray_max,
-        budget_millis=None if settings.vcpu_budget is None else cpu_millis(settings.vcpu_budget),
+        start_seconds=settings.runtimes_start_seconds,
+        pull_seconds=settings.runtimes_pull_seconds,
+        backoff_seconds=settings.runtimes_backoff_seconds,
+        backoff_most_seconds=settings.runtimes_backoff_most_seconds,
+        abandoned_seconds=settings.runtimes_abandoned_seconds,
+        births_max=settings.runtimes_births_max,
         allowed=settings.allowed,
-    )
-
-
-def run_settings(settings: Settings, environ: Mapping[str, str]) -> RunSettings:
-    """The settings' part that a run's objects are rendered with."""
-    names = settings.run_environment_names
-    return RunSettings(
-        namespace=settings.runs_namespace,
-        binary=settings.run_binary,
-        secret=settings.run_secret,
-        dista_port=settings.dista_port,
-        deadline_seconds=int(settings.run_deadline_seconds),
-        sizes=_sizes(settings),
-        environment={name: environ[name] for name in names if name in environ},
-    )
-
-
-def _sizes(settings: Settings) -> Sizes:
-    return Sizes(
-        driver_cpu=settings.driver_cpu,
-        head_cpu=settings.head_cpu,
-        worker_cpu=settings.worker_cpu,
-        driver_millis=cpu_millis(settings.driver_cpu),
-        head_millis=cpu_millis(settings.head_cpu),
-        worker_millis=cpu_millis(settings.worker_cpu),
-        memory=settings.pod_memory,
     )

@@ -15,11 +15,13 @@ from orca_infra.log import Log
 from orca_infra.runs.logs import DriverLogs
 from orca_infra.runs.model import EndReason, Finish, PodPlacement, QueuedRun, RunPlan, RunSpec, SeenObject, Sweep
 from orca_infra.runs.observe import SQL
-from orca_infra.runs.render import RunSettings, render
+from orca_infra.runs.render import RunSettings, cluster_name, render
 from orca_infra.stack.cohorts import Cohorts
 
 #: Starts swept side by side: each is a handful of short requests, one after the other.
 SWEEPS_PARALLEL = 8
+#: How long a pass waits for the logs of what it sweeps; what has not come by then goes with a later pass.
+LOGS_WAIT_SECONDS = 2.0
 _KINDS = {kind.kind: kind for kind in (JOB, POD, SERVICE, SECRET)}
 
 
@@ -47,6 +49,12 @@ def apply(plan: RunPlan, hands: RunHands) -> int:
     hands.verify()
     hands.logs.follow(plan.follow)
     _write_endings(plan, hands)
+    _write_waits(plan, hands)
+    for sweep in plan.sweeps:
+        if sweep.drivers:
+            hands.logs.keep(sweep.run, sweep.start, sweep.drivers)
+    for item in plan.unlabelled:
+        _label(item, hands)
     done = _admit(plan.admit, hands)
     failure: OrcaError | None = None
     try:
@@ -57,10 +65,11 @@ def apply(plan: RunPlan, hands: RunHands) -> int:
     except OrcaError as error:  # an engine that cannot make anything keeps no start from its end
         failure = error
     hands.verify()
+    if any(sweep.drivers for sweep in plan.sweeps):
+        hands.logs.wait_kept(LOGS_WAIT_SECONDS)
     with ThreadPoolExecutor(SWEEPS_PARALLEL, thread_name_prefix="sweep") as threads:
         done += sum(threads.map(lambda sweep: _sweep(sweep, hands), plan.sweeps))
-    for finish in plan.finishes:
-        done += _finish(finish, hands)
+        done += sum(threads.map(lambda finish: _finish(finish, hands), plan.finishes))
     for stray in plan.strays:
         done += _delete(stray, hands, "stray deleted")
     for stray in plan.strays_held:
@@ -131,16 +140,35 @@ def _admit(runs: tuple[QueuedRun, ...], hands: RunHands) -> int:
     return admitted
 
 
-def _sweep(sweep: Sweep, hands: RunHands) -> int:
-    """Save the drivers' logs, once, then delete what is there by its uid."""
-    key = {"run": sweep.run, "start": sweep.start}
+def _write_waits(plan: RunPlan, hands: RunHands) -> None:
+    if not plan.waits:
+        return
+    with hands.database.transaction() as transaction:
+        for (run, start), waiting in plan.waits.items():
+            transaction.run(SQL["say_waiting"], {"run": run, "start": start, "waiting": waiting[:2000]})
+
+
+def _label(item: SeenObject, hands: RunHands) -> None:
+    """Put back the labels that somebody took off: lists would never show the object again."""
+    ref = Ref(kind=_KINDS[item.kind], namespace=item.namespace, name=item.name)
+    key = {"namespace": item.namespace, "kind": item.kind, "name": item.name}
     with hands.database.snapshot() as transaction:
-        saved = transaction.value(SQL["logs_saved"], key)
-    if not saved and sweep.drivers:
-        for driver in sweep.drivers:
-            hands.logs.finish(driver)
+        labels = transaction.value(SQL["labels_of"], key)
+    try:
+        hands.kube.patch(ref, {"metadata": {"labels": labels}}, uid=item.uid)
+    except OrcaError as error:
+        hands.log.warning("labels not put back yet", kind=item.kind, object=item.name, said=str(error))
+    else:
+        hands.log.warning("labels put back", kind=item.kind, object=item.name)
+
+
+def _sweep(sweep: Sweep, hands: RunHands) -> int:
+    """Once the drivers' logs were saved, delete what is there by its uid."""
+    if sweep.drivers:
+        if not hands.logs.is_kept(sweep.run, sweep.start):
+            return 0
         with hands.database.transaction() as transaction:
-            transaction.run(SQL["save_logs"], key)
+            transaction.run(SQL["save_logs"], {"run": sweep.run, "start": sweep.start})
     return sum(_delete(item, hands, "object deleted") for item in sweep.objects)
 
 
@@ -157,8 +185,11 @@ def _delete(item: SeenObject, hands: RunHands, event: str) -> int:
 
 
 def _finish(finish: Finish, hands: RunHands) -> int:
-    """Nothing is left: the run is moved and the row ends, in one transaction."""
+    """Nothing runs any more: the run is moved and the row ends, in one transaction."""
+    if finish.job_uid is not None and not _is_gone(finish, finish.job_uid, hands):
+        return 0
     key = {"run": finish.run, "start": finish.start}
+    hands.logs.append_leftovers([(finish.run, finish.start)])
     with hands.database.transaction() as transaction:
         if finish.to_state is not None:
             transaction.value(SQL["move"], {**key, "to_state": finish.to_state, "reason": finish.reason})
@@ -167,3 +198,17 @@ def _finish(finish: Finish, hands: RunHands) -> int:
     level = hands.log.info if finish.reason is EndReason.ENDED else hands.log.warning
     level("start ended", **key, reason=finish.reason, run_is_now=finish.to_state or "as it was", why=finish.detail)
     return 1
+
+
+def _is_gone(finish: Finish, job_uid: str, hands: RunHands) -> bool:
+    """Whether the Job is gone or going: what the server says when it is asked by name, for a list may not show it."""
+    name = cluster_name(finish.run, finish.start)
+    ref = Ref(kind=JOB, namespace=hands.settings.namespace, name=name)
+    try:
+        found = hands.kube.get(ref)
+        if found is None or found["metadata"]["uid"] != job_uid or "deletionTimestamp" in found["metadata"]:
+            return True
+        hands.kube.delete(ref, uid=job_uid, propagation="Background")
+    except OrcaError as error:
+        hands.log.warning("start not ended yet", run=finish.run, start=finish.start, said=str(error))
+    return False

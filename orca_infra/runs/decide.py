@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 
 from orca_infra.runs.model import (
     ClusterRow,
@@ -18,6 +19,8 @@ from orca_infra.runs.model import (
     Sweep,
 )
 
+# What every container waits for on its way, and no trouble.
+_ON_ITS_WAY = ("ContainerCreating", "PodInitializing")
 _IMAGE_TROUBLE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 # A Pod's condition DisruptionTarget (k8s.io/api/core/v1, PodReasonPreemptionByScheduler and the constants after it, and the
 # reasons that others give it in Kubernetes' page on disruptions). It is there before the Pod ends.
@@ -42,22 +45,28 @@ def decide(snapshot: RunSnapshot, limits: RunLimits) -> RunPlan:
     sweeps: list[Sweep] = []
     finishes: list[Finish] = []
     follow: list[SeenObject] = []
+    waits: dict[tuple[int, int], str] = {}
     for row in snapshot.rows:
         objects = seen.get(row.key, [])
         drivers = tuple(item for item in objects if item.kind == "Pod" and item.role == Role.DRIVER)
         ending = _ending(row, objects, snapshot, limits)
+        waiting = _waits_for(row, objects) if ending is None else _keeps_up(objects)
+        if waiting != row.waiting:
+            waits[row.key] = waiting
         if ending is None:
             follow += drivers
             continue
         if row.ending_reason is None:
             endings.append(ending)
-        if objects:
-            sweeps.append(Sweep(run=row.run, start=row.start, drivers=drivers, objects=_to_delete(objects)))
-        elif row.ending_reason is not None:
-            finishes.append(_finish(row, ending))
+        unsaved = () if row.logs_saved else drivers
+        to_delete = _to_delete(objects)
+        if to_delete or unsaved:
+            sweeps.append(Sweep(run=row.run, start=row.start, drivers=unsaved, objects=to_delete))
+        elif row.ending_reason is not None and not any(_may_run(item) for item in objects):
+            finishes.append(_finish(row, ending, objects))
     strays = _strays(snapshot, limits)
     too_many = len(strays) > limits.stray_max
-    admit, waiting = _admit(snapshot, limits)
+    admit, waiting_runs = _admit(snapshot, limits)
     return RunPlan(
         admit=admit,
         endings=tuple(endings),
@@ -66,8 +75,15 @@ def decide(snapshot: RunSnapshot, limits: RunLimits) -> RunPlan:
         strays=() if too_many else strays,
         strays_held=strays if too_many else (),
         follow=tuple(follow),
-        waiting=waiting,
+        waiting=waiting_runs,
+        waits=waits,
+        unlabelled=snapshot.unlabelled,
     )
+
+
+def why_queued(snapshot: RunSnapshot, limits: RunLimits) -> dict[int, str]:
+    """Why queued runs are not admitted, by run; of what a snapshot of the rows alone says."""
+    return _admit(snapshot, limits)[1]
 
 
 def _ending(row: ClusterRow, objects: Iterable[SeenObject], snapshot: RunSnapshot, limits: RunLimits) -> Ending | None:
@@ -94,16 +110,66 @@ def _ending(row: ClusterRow, objects: Iterable[SeenObject], snapshot: RunSnapsho
         return end(EndReason.EVICTED, f"{disrupted.name}: {disrupted.failed}")
     if job is not None and job.finished:
         return end(*_of_finished(job, [p for p in pods if p.role == Role.DRIVER]))
-    age = (snapshot.now - row.created_at).total_seconds()
-    if age >= limits.start_seconds:
-        if row.refused:
-            return end(EndReason.REFUSED, row.refused)
-        for pod in pods:
-            if pod.waiting in _IMAGE_TROUBLE:
-                return end(EndReason.IMAGE_PULL, f"{pod.name}: {pod.waiting}")
-            if pod.phase == "Pending":
-                return end(EndReason.NEVER_STARTED, f"{pod.name}: {pod.waiting or 'Pending'}")
+    return _never_started(row, job, pods, snapshot.now, limits)
+
+
+def _never_started(
+    row: ClusterRow, job: SeenObject | None, pods: list[SeenObject], now: datetime, limits: RunLimits
+) -> Ending | None:
+    """What was given its time and has not come to run."""
+
+    def end(reason: EndReason, detail: str) -> Ending:
+        return Ending(run=row.run, start=row.start, reason=reason, detail=detail)
+
+    def over(since: datetime) -> bool:
+        return (now - since).total_seconds() >= limits.start_seconds
+
+    declared = row.job_declared_at
+    if row.job_uid is None and job is None and not pods and declared is not None:
+        unknown_seconds = (now - declared).total_seconds()
+        if unknown_seconds > limits.ttl_seconds:
+            # It may have been made, have run, and be gone by its TTL: to make it again would be a second driver.
+            return end(
+                EndReason.VANISHED, f"its `up` ended unknown {unknown_seconds:.0f} s ago, and nothing of it is there"
+            )
+    if row.refused_for_good and over(row.created_at):
+        return end(EndReason.REFUSED, row.refused)
+    if job is not None and over(job.created_at) and not any(pod.role == Role.DRIVER for pod in pods):
+        if job.said:
+            return end(EndReason.REFUSED, f"its Job can make no Pod: {job.said}")
+        return end(EndReason.NEVER_STARTED, "its Job has made no Pod")
+    # Each Pod has its own time: one that an outage had made late is not ended as it comes.
+    for pod in pods:
+        if pod.waiting in _IMAGE_TROUBLE and over(pod.created_at):
+            return end(EndReason.IMAGE_PULL, _said_of(pod))
+        if pod.phase == "Pending" and over(pod.created_at):
+            return end(EndReason.NEVER_STARTED, _said_of(pod))
     return None
+
+
+def _waits_for(row: ClusterRow, objects: Iterable[SeenObject]) -> str:
+    """What keeps a start from running as a whole, in a sentence; empty when nothing does."""
+    if row.refused:
+        return row.refused
+    for item in objects:
+        if item.waiting and item.waiting not in _ON_ITS_WAY:
+            return _said_of(item)
+    return ""
+
+
+def _keeps_up(objects: Iterable[SeenObject]) -> str:
+    """What an ending start still waits for."""
+    left = [item for item in objects if item.deleting and _may_run(item)]
+    return f"{left[0].name} is going away{f' on node {left[0].node}' if left[0].node else ''}" if left else ""
+
+
+def _said_of(item: SeenObject) -> str:
+    return f"{item.name}: {item.waiting or item.phase}{f': {item.said}' if item.said else ''}"
+
+
+def _may_run(item: SeenObject) -> bool:
+    """Whether something may still come of it: it is not going away, or is a Pod whose containers have not ended."""
+    return not item.deleting or (item.kind == "Pod" and not _over(item))
 
 
 def _of_finished(job: SeenObject, drivers: list[SeenObject]) -> tuple[EndReason, str]:
@@ -115,7 +181,7 @@ def _of_finished(job: SeenObject, drivers: list[SeenObject]) -> tuple[EndReason,
             return EndReason.OOM_KILLED, f"{driver.name} used more memory than it may"
         if driver.failed in _EVICTIONS:
             return EndReason.EVICTED, f"{driver.name}: {driver.failed}"
-    codes = [f"exit code {d.exit_code}" for d in drivers if d.exit_code is not None]
+    codes = [f"exit code {d.exit_code}{_because(d)}" for d in drivers if d.exit_code is not None]
     return (
         EndReason.DRIVER_FAILED,
         f"its driver ended without a word ({codes[0] if codes else job.failed or 'no Pod left'})",
@@ -136,12 +202,22 @@ def _to_delete(objects: Iterable[SeenObject]) -> tuple[SeenObject, ...]:
     return tuple(sorted(left, key=lambda item: (item.kind != "Job", item.name)))
 
 
-def _finish(row: ClusterRow, ending: Ending) -> Finish:
-    """Nothing of the start is left. A run that still says that it runs at this start is queued again, or fails."""
+def _finish(row: ClusterRow, ending: Ending, objects: Iterable[SeenObject]) -> Finish:
+    """Nothing of the start runs any more. A run that still says that it runs at this start is queued again, or fails."""
     to_state = None
     if ending.reason is not EndReason.ENDED:
-        to_state = "failed" if row.max_starts is not None and row.start >= row.max_starts else "queued"
-    return Finish(run=row.run, start=row.start, reason=ending.reason, to_state=to_state, detail=ending.detail)
+        # Nothing is wrong with a run that a full quota keeps out.
+        out = row.max_starts is not None and row.start >= row.max_starts and not row.quota_full
+        to_state = "failed" if out else "queued"
+    listed = any(item.kind == "Job" for item in objects)
+    return Finish(
+        run=row.run,
+        start=row.start,
+        reason=ending.reason,
+        to_state=to_state,
+        detail=ending.detail,
+        job_uid=None if listed else row.job_uid,
+    )
 
 
 def _strays(snapshot: RunSnapshot, limits: RunLimits) -> tuple[SeenObject, ...]:
@@ -168,6 +244,7 @@ def _admit(snapshot: RunSnapshot, limits: RunLimits) -> tuple[tuple[QueuedRun, .
     running = dict(snapshot.running)
     admit: list[QueuedRun] = []
     waiting: dict[int, str] = {}
+    too_large: int | None = None
     for run in snapshot.queued:
         cost = limits.sizes.cpu_of(run.workers)
         held = not run.fill and run.max_runs is not None and running.get(run.pipeline, 0) >= run.max_runs
@@ -177,9 +254,11 @@ def _admit(snapshot: RunSnapshot, limits: RunLimits) -> tuple[tuple[QueuedRun, .
             waiting[run.run] = f"the policies (image-registries) do not allow its image {run.image}"
         elif budget is not None and cost > budget:
             waiting[run.run] = f"it needs {cost}m of CPU, more than the whole budget of {budget}m"
+        elif too_large is not None:
+            waiting[run.run] = f"run {too_large} is before it and does not fit what is free of the budget"
         elif free is not None and cost > free:
             waiting[run.run] = f"it needs {cost}m of CPU, and {max(0, free)}m of the budget is free"
-            break
+            too_large = run.run
         elif len(admit) >= limits.admit_max:
             break
         else:

@@ -1,9 +1,9 @@
 """Drivers' logs: followed while they run, and kept in `<logs>/<run>/driver.log`.
 
 Each driver Pod is written to a part file of its own, with its position beside it, so that a controller that was away goes on
-where it was: nothing twice, and nothing lost of what the node still has. When the start is swept the part is appended to
-`driver.log` under a header line. Memory is bounded whatever the log's size; a log that cannot be had is noted, and holds up
-neither its own sweep for ever nor anything else.
+where it was: nothing twice, and nothing lost of what the node still has. When the start is swept the part, which begins with
+a header line, is appended to `driver.log`. Memory is bounded whatever the log's size. A log that cannot be had, or cannot be
+written, is tried again for a while and then noted; meanwhile nothing else waits for it, and what was written stays.
 """
 
 from __future__ import annotations
@@ -11,26 +11,37 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, TypedDict
 
-from orca_infra.errors import OrcaError
+from orca_infra.errors import Conflict, OrcaError, Refused
 from orca_infra.kube.client import Kube
 from orca_infra.log import Log
 from orca_infra.runs.model import PodPhase, SeenObject
+from orca_infra.runs.readers import Readers
 
-#: Drivers followed at once; the logs of more are read when they end.
+#: Drivers whose logs are held open; those of more are read in turn, each so often.
 FOLLOWERS_MAX = 64
-#: A log that could not be followed is tried again after this.
+IN_TURN_SECONDS = 60.0
+#: A log that could not be followed is tried again after this, and one that is to be kept after that.
 RETRY_SECONDS = 30.0
+KEEP_RETRY_SECONDS = 2.0
+#: Logs read at once, beside those that are followed: of starts that end, those of them that were not had at the first try,
+#: and in turn.
+KEEPERS = 16
+SLOW_KEEPERS = 4
+IN_TURN_READERS = 2
 #: A line longer than this is written in pieces.
 _LINE_MAX = 2**20
 _POSITION_SECONDS = 1.0
+_PART = re.compile(r"\.driver-(?P<start>\d+)-(?P<uid>.+)\.part")
 
 
 class _Position(TypedDict):
@@ -53,75 +64,200 @@ def parts(logs: Path, run: int) -> list[Path]:
 
 @dataclass(slots=True)
 class _Follower:
+    """One driver's log being read. `done` ends with it, however it ended."""
+
     stop: threading.Event
-    thread: threading.Thread
+    done: Future[None]
+
+
+@dataclass(slots=True)
+class _Keeping:
+    """The logs of one start on their way into driver.log. `problem` is why they are not there yet."""
+
+    since: float
+    done: Future[None]
+    problem: str = ""
+    retry_at: float = 0.0
+    tries: int = 0
+    kept: set[str] = field(default_factory=set)
 
 
 class DriverLogs:
-    """The logs of this family's drivers. One thread a driver that is followed; `finish` and `close` end them."""
+    """The logs of this family's drivers, each read by one thread at a time.
 
-    def __init__(self, kube: Kube, logs: Path, log: Log) -> None:
+    Attributes:
+        trouble: what keeps logs from being written now, for an operator; empty when nothing does.
+
+    """
+
+    def __init__(self, kube: Kube, logs: Path, log: Log, *, give_up_seconds: float = 60.0) -> None:
+        """A log that cannot be kept is given up `give_up_seconds` after the first try."""
         self._kube, self._logs, self._log = kube, logs, log
+        self._give_up_seconds = give_up_seconds
         self._followers: dict[str, _Follower] = {}
+        self._read_at: dict[str, float] = {}
         self._retry_at: dict[str, float] = {}
+        self._keeping: dict[tuple[int, int], _Keeping] = {}
+        self._silent_nodes: dict[str, float] = {}
+        self._lock = threading.Lock()  # of _retry_at: every other dictionary is the caller's thread's alone
+        self._keepers = Readers("keep-log", KEEPERS)
+        self._slow_keepers = Readers("keep-log-again", SLOW_KEEPERS)
+        self._in_turn = Readers("read-log", IN_TURN_READERS)
+        self.trouble = ""
 
-    def follow(self, drivers: Iterable[SeenObject]) -> None:
-        """Follow those that run and are not followed yet."""
-        self._followers = {uid: f for uid, f in self._followers.items() if f.thread.is_alive()}
+    def follow(self, drivers: Collection[SeenObject]) -> None:
+        """Hear those that run: as many as may be open at once without a pause, the others in turn."""
+        self._followers = {uid: f for uid, f in self._followers.items() if not f.done.done()}
         now = time.monotonic()
-        self._retry_at = {uid: at for uid, at in self._retry_at.items() if at > now}
+        with self._lock:
+            self._retry_at = {uid: at for uid, at in self._retry_at.items() if at > now}
+            later = set(self._retry_at)
+        there = {driver.uid for driver in drivers}
+        self._read_at = {uid: at for uid, at in self._read_at.items() if uid in there}
         for driver in drivers:
-            if len(self._followers) >= FOLLOWERS_MAX:
-                return
-            if (
-                driver.phase is PodPhase.RUNNING
-                and driver.uid not in self._followers
-                and driver.uid not in self._retry_at
-            ):
-                stop = threading.Event()
-                thread = threading.Thread(
-                    target=self._follow, args=(driver, stop), name=f"log-{driver.name}", daemon=True
-                )
-                self._followers[driver.uid] = _Follower(stop, thread)
-                thread.start()
+            uid = driver.uid
+            if driver.phase is not PodPhase.RUNNING or uid in self._followers or uid in later:
+                continue
+            stop = threading.Event()
+            if len(self._followers) < FOLLOWERS_MAX:
+                done = _in_a_thread(lambda d=driver, s=stop: self._hear(d, s, follow=True), f"log-{driver.name}")  # type: ignore[misc]
+            elif now - self._read_at.setdefault(uid, now) >= IN_TURN_SECONDS:
+                self._read_at[uid] = now
+                done = self._in_turn.submit(lambda d=driver, s=stop: self._hear(d, s, follow=False))  # type: ignore[misc]
+            else:
+                continue
+            self._followers[uid] = _Follower(stop, done)
 
-    def finish(self, driver: SeenObject) -> None:
-        """Read what is left, and append all of it to the run's driver.log under a header line."""
-        follower = self._followers.pop(driver.uid, None)
-        if follower is not None:
+    def keep(self, run: int, start: int, drivers: Iterable[SeenObject]) -> None:
+        """Begin to read what is left of a start's logs and to append all to driver.log; `is_kept` says when it is there."""
+        keeping = self._keeping.get((run, start))
+        now = time.monotonic()
+        if keeping is None:
+            keeping = self._keeping[run, start] = _Keeping(since=now, done=Future())
+        elif not keeping.done.done() or not keeping.problem or now < keeping.retry_at:
+            return
+        keeping.problem, keeping.tries = "", keeping.tries + 1
+        last = now - keeping.since >= self._give_up_seconds
+        those = tuple(drivers)
+        followers = [f for f in (self._followers.pop(driver.uid, None) for driver in those) if f is not None]
+        for follower in followers:
             follower.stop.set()
-            follower.thread.join(timeout=RETRY_SECONDS)
-        note = ""
-        try:
-            self._read(driver, follow=False, stop=threading.Event())
-        except OrcaError as error:
-            note = f"--- the rest of the log cannot be had: {error}\n"
-        except OSError as error:
-            note = f"--- the log could not be written: {error.strerror}\n"
-        header = f"--- run {driver.run} start {driver.start}, Pod {driver.name}, uid {driver.uid}\n"
-        try:
-            _append(driver_log(self._logs, driver.run or 0), _part(self._logs, driver), header, note)
-        except OSError as error:
-            self._log.warning("driver's log not kept whole", run=driver.run, pod=driver.name, said=error.strerror)
+        silent = any(self._silent_nodes.get(driver.node, 0.0) > now for driver in those)
+        # A node that does not answer, or a log that is tried again, holds up none of the others.
+        keepers = self._slow_keepers if silent or keeping.tries > 1 else self._keepers
+        keeping.done = keepers.submit(lambda: self._keep(keeping, those, followers, last=last))
+
+    def wait_kept(self, seconds: float) -> None:
+        """Wait for what `keep` began, for so long at the most."""
+        wait([keeping.done for keeping in self._keeping.values() if not keeping.problem], timeout=seconds)
+
+    @property
+    def is_keeping(self) -> bool:
+        """Whether logs are still on their way into driver.log, so that a pass has to look soon."""
+        return bool(self._keeping)
+
+    def is_kept(self, run: int, start: int) -> bool:
+        """Whether the start's logs are in driver.log, or were given up. Then it is forgotten here."""
+        keeping = self._keeping.get((run, start))
+        if keeping is None or not keeping.done.done() or keeping.problem:
+            return False
+        error = keeping.done.exception()
+        if error is not None:
+            self._log.warning("driver's log not kept: a defect of this program", run=run, start=start, said=repr(error))
+        del self._keeping[run, start]
+        return True
+
+    def append_leftovers(self, starts: Collection[tuple[int, int]]) -> None:
+        """Append what was heard of these starts, of which no Pod is left to be read."""
+        for run, start in starts:
+            for part in parts(self._logs, run):
+                found = _PART.fullmatch(part.name)
+                if found and int(found["start"]) == start:
+                    with self._noticing_a_full_disk():
+                        _append(driver_log(self._logs, run), part, "--- the rest of the log was gone with its Pod\n")
+
+    def append_forgotten(self, live: Collection[tuple[int, int]]) -> None:
+        """Append parts that stayed of starts that have ended: when they did, there was no room."""
+        for part in self._logs.glob("*/.driver-*.part") if self._logs.is_dir() else ():
+            found = _PART.fullmatch(part.name)
+            run = int(part.parent.name) if part.parent.name.isdecimal() else None
+            if found and run is not None and (run, int(found["start"])) not in live:
+                with self._noticing_a_full_disk():
+                    _append(driver_log(self._logs, run), part, "--- the rest of the log could not be kept\n")
 
     def close(self) -> None:
         """Stop following; what was read stays in its parts."""
         for follower in self._followers.values():
             follower.stop.set()
 
-    def _follow(self, driver: SeenObject, stop: threading.Event) -> None:
+    def _hear(self, driver: SeenObject, stop: threading.Event, *, follow: bool) -> None:
         try:
-            self._read(driver, follow=True, stop=stop)
+            with self._noticing_a_full_disk(again=True):
+                self._read(driver, follow=follow, final=False, stop=stop)
         except (OrcaError, OSError) as error:
-            self._retry_at[driver.uid] = time.monotonic() + RETRY_SECONDS
+            with self._lock:
+                self._retry_at[driver.uid] = time.monotonic() + RETRY_SECONDS
             if not stop.is_set():
                 self._log.info("driver's log not followed", run=driver.run, pod=driver.name, said=str(error))
 
-    def _read(self, driver: SeenObject, *, follow: bool, stop: threading.Event) -> None:
-        """Write the Pod's log from where its part ends."""
-        part = _part(self._logs, driver)
-        part.parent.mkdir(parents=True, exist_ok=True)
-        if part.with_suffix(".append").exists():
+    def _keep(
+        self, keeping: _Keeping, drivers: Iterable[SeenObject], followers: Iterable[_Follower], *, last: bool
+    ) -> None:
+        """One try for a start's logs; what keeps it from being the last is its `problem`."""
+        for follower in followers:  # one thread at a time reads a log
+            if not follower.done.cancel():
+                wait([follower.done], timeout=RETRY_SECONDS)
+        for driver in drivers:
+            if driver.uid in keeping.kept:
+                continue
+            problem = self._keep_one(driver, last=last)
+            if problem:
+                keeping.retry_at = time.monotonic() + KEEP_RETRY_SECONDS
+                keeping.problem = problem
+            else:
+                keeping.kept.add(driver.uid)
+
+    def _keep_one(self, driver: SeenObject, *, last: bool) -> str:
+        """Read what is left and append it; gives why that is to be tried again, or nothing."""
+        note = ""
+        try:
+            with self._noticing_a_full_disk(again=True):
+                self._read(driver, follow=False, final=True, stop=threading.Event())
+        except OrcaError as error:
+            # What the same request would get again is no reason to wait.
+            if not last and not isinstance(error, Refused | Conflict) and driver.phase is not PodPhase.PENDING:
+                self._silent_nodes[driver.node] = time.monotonic() + RETRY_SECONDS
+                return str(error)
+            note = f"--- the rest of the log cannot be had: {error}\n"
+        except OSError as error:
+            if not last:
+                return str(error)
+            note = f"--- the rest of the log could not be written: {error.strerror}\n"
+        try:
+            with self._noticing_a_full_disk(again=True):
+                part = _begun(self._logs, driver)
+                _append(driver_log(self._logs, driver.run or 0), part, note)
+        except OSError as error:
+            if not last:
+                return str(error)
+            self._log.warning("driver's log not kept whole", run=driver.run, pod=driver.name, said=error.strerror)
+        return ""
+
+    @contextlib.contextmanager
+    def _noticing_a_full_disk(self, *, again: bool = False) -> Iterator[None]:
+        """Say what cannot be written, and no longer once something can; `again`: the error goes on to the caller."""
+        try:
+            yield
+            self.trouble = ""
+        except OSError as error:
+            self.trouble = f"drivers' logs cannot be written to {self._logs}: {error.strerror or error}"
+            if again:
+                raise
+
+    def _read(self, driver: SeenObject, *, follow: bool, final: bool, stop: threading.Event) -> None:
+        """Write the Pod's log from where its part ends; the beginning of a line only when nothing more will come."""
+        part = _begun(self._logs, driver)
+        if _intent_of(part).exists():
             return  # it was read to its end before it was appended
         position = _load(part)
         with part.open("ab") as file:
@@ -136,15 +272,31 @@ class DriverLogs:
                 stop=stop,
             )
             try:
-                _write_lines(chunks, file, part, position)
+                _write_lines(_lines(chunks, final=final), file, part, position)
             finally:
                 with contextlib.suppress(OSError):
                     _save(part, file, position)
 
 
-def _append(whole: Path, part: Path, header: str, note: str) -> None:
+def _in_a_thread(work: Callable[[], None], name: str) -> Future[None]:
+    """A thread of its own, for what lasts as long as a driver runs."""
+    readers = Readers(name, 1)
+    return readers.submit(work)
+
+
+def _begun(logs: Path, driver: SeenObject) -> Path:
+    """The driver's part; it begins with the header under which it will stand."""
+    part = _part(logs, driver)
+    part.parent.mkdir(parents=True, exist_ok=True)
+    if not part.exists() and not _intent_of(part).exists():
+        header = f"--- run {driver.run} start {driver.start}, Pod {driver.name}, uid {driver.uid}\n"
+        _write_whole(part, header)
+    return part
+
+
+def _append(whole: Path, part: Path, note: str) -> None:
     """Append a part to the run's log, once: what a crash left half appended is cut off and appended anew."""
-    intent = part.with_suffix(".append")
+    intent = _intent_of(part)
     if intent.exists() and not part.exists():
         intent.unlink()  # appended, and only this mark was left
         return
@@ -152,23 +304,31 @@ def _append(whole: Path, part: Path, header: str, note: str) -> None:
         if intent.exists():
             file.truncate(int(intent.read_text(encoding="ascii")))
         else:
-            intent.write_text(str(file.seek(0, os.SEEK_END)), encoding="ascii")
-        file.write(header.encode())
-        if part.exists():
-            with part.open("rb") as piece:
-                shutil.copyfileobj(piece, file)
-            if not _ends_a_line(part):
-                file.write(b"\n")
+            _write_whole(intent, str(file.seek(0, os.SEEK_END)))
+        with part.open("rb") as piece:
+            shutil.copyfileobj(piece, file)
+        if not _ends_a_line(part):
+            file.write(b"\n")
         file.write(note.encode())
     for leftover in (part, _position_of(part), intent):
         leftover.unlink(missing_ok=True)
 
 
-def _write_lines(chunks: Iterator[bytes], file: BinaryIO, part: Path, position: _Position) -> None:
+def _write_whole(path: Path, text: str) -> None:
+    """A small file that is there whole or not at all, whatever happens in between."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write_lines(lines: Iterator[tuple[str, bytes]], file: BinaryIO, part: Path, position: _Position) -> None:
     """Write each line without its timestamp, leaving out those that the part has already."""
     resumed, skip = position["time"], position["same"]
     saved_at = time.monotonic()
-    for stamp, text in _lines(chunks):
+    for stamp, text in lines:
         if stamp and stamp < resumed:
             continue
         if stamp and stamp == resumed and skip:
@@ -183,7 +343,7 @@ def _write_lines(chunks: Iterator[bytes], file: BinaryIO, part: Path, position: 
             saved_at = time.monotonic()
 
 
-def _lines(chunks: Iterator[bytes]) -> Iterator[tuple[str, bytes]]:
+def _lines(chunks: Iterator[bytes], *, final: bool) -> Iterator[tuple[str, bytes]]:
     """The log's lines with their times; the pieces of an overlong line after the first have none."""
     buffer = b""
     within = False
@@ -196,7 +356,7 @@ def _lines(chunks: Iterator[bytes]) -> Iterator[tuple[str, bytes]]:
         if len(buffer) > _LINE_MAX:
             yield _stamped(buffer, within=within)
             buffer, within = b"", True
-    if buffer:
+    if buffer and final:
         yield _stamped(buffer, within=within)
 
 
@@ -217,6 +377,11 @@ def _position_of(part: Path) -> Path:
     return part.with_suffix(".position")
 
 
+def _intent_of(part: Path) -> Path:
+    """Stands from before a part is appended until it was; holds how long driver.log was before."""
+    return part.with_suffix(".append")
+
+
 def _load(part: Path) -> _Position:
     """Where to go on; from the beginning when nothing that can be relied on is there."""
     try:
@@ -225,15 +390,14 @@ def _load(part: Path) -> _Position:
             return _Position(size=found["size"], time=found["time"], same=found["same"])
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    return _Position(size=0, time="", same=0)
+    with part.open("rb") as file:  # the header stays
+        return _Position(size=len(file.readline()), time="", same=0)
 
 
 def _save(part: Path, file: BinaryIO, position: _Position) -> None:
     file.flush()
     position["size"] = file.tell()
-    temporary = part.with_suffix(f".position.{os.getpid()}")
-    temporary.write_text(json.dumps(position), encoding="utf-8")
-    temporary.replace(_position_of(part))
+    _write_whole(_position_of(part), json.dumps(position))
 
 
 def _ends_a_line(path: Path) -> bool:

@@ -81,6 +81,7 @@ class RunLimits:
     Attributes:
         start_seconds: a Pod that cannot start, or an object that is refused, for this long ends its start.
         budget_millis: CPU that all run clusters may request together; None: no limit.
+        ttl_seconds: for how long a finished Job is kept.
         admit_max: runs admitted in one pass at the most.
 
     """
@@ -90,6 +91,7 @@ class RunLimits:
     stray_grace_seconds: float
     stray_max: int
     budget_millis: int | None = None
+    ttl_seconds: float = 600
     admit_max: int = 100
     allowed: Allowed = field(default_factory=Allowed)
 
@@ -116,9 +118,14 @@ class ClusterRow:
     Attributes:
         start: of this row; `run_start` is what the run says of itself now.
         job_uid, head_uid: once they were confirmed.
+        job_declared_at: since when an `up` of unknown end may have made the Job, while it is not confirmed.
         open_objects: how many of its objects are still to be made.
         refused: what the API server says of one that it does not take, or empty.
+        refused_for_good: whether the same request would get the same answer again, as far as its words tell.
+        quota_full: whether that, or what it ends of, is a full quota.
+        waiting: what it waits for, as it was last written down.
         ending_reason: why it ends, once that was written down.
+        logs_saved: whether its drivers' logs are where they are to stay.
 
     """
 
@@ -131,11 +138,16 @@ class ClusterRow:
     run_start: int
     max_starts: int | None = None
     job_uid: str | None = None
+    job_declared_at: datetime | None = None
     head_uid: str | None = None
     open_objects: int = 0
     refused: str = ""
+    refused_for_good: bool = False
+    quota_full: bool = False
+    waiting: str = ""
     ending_reason: str | None = None
     ending_detail: str = ""
+    logs_saved: bool = False
 
     @property
     def key(self) -> tuple[int, int]:
@@ -165,7 +177,10 @@ class SeenObject:
         owned: whether it has owner references, and so goes with its owner.
         deleting: its deletion has begun.
         phase: of a Pod.
-        waiting: why a Pod's container does not run, in Kubernetes' words (ImagePullBackOff, Unschedulable).
+        node: where a Pod is.
+        waiting: why a Pod's container does not run, in Kubernetes' words (ImagePullBackOff, Unschedulable); of a Job, why it
+            has no Pod (FailedCreate).
+        said: the sentence that Kubernetes has to that.
         failed: why a Pod failed or a container ended (OOMKilled, Evicted, Error); of a Job, its Failed condition's reason.
         finished: a Job that completed or failed.
 
@@ -182,7 +197,9 @@ class SeenObject:
     owned: bool = False
     deleting: bool = False
     phase: PodPhase | None = None
+    node: str = ""
     waiting: str = ""
+    said: str = ""
     failed: str = ""
     exit_code: int | None = None
     finished: bool = False
@@ -198,6 +215,7 @@ class RunSnapshot:
         known: uids of objects that rows name.
         desired: (kind, namespace, name) of objects that rows want.
         gone: uids that the server, asked by name, says are gone.
+        unlabelled: objects that it still has, though no list shows them: somebody took their labels off. Among `objects` too.
 
     """
 
@@ -209,6 +227,7 @@ class RunSnapshot:
     known: frozenset[str] = frozenset()
     desired: frozenset[tuple[str, str, str]] = frozenset()
     gone: frozenset[str] = frozenset()
+    unlabelled: tuple[SeenObject, ...] = ()
 
 
 class EndReason(StrEnum):
@@ -249,13 +268,19 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """A start of which nothing is left: the run is moved (for an end without a word) and the row ends."""
+    """A start of which nothing runs any more: the run is moved (for an end without a word) and the row ends.
+
+    Attributes:
+        job_uid: of a Job that no list shows; it is asked for by name before anything is written.
+
+    """
 
     run: int
     start: int
     reason: EndReason
     to_state: str | None
     detail: str = ""
+    job_uid: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,6 +290,8 @@ class RunPlan:
     Attributes:
         follow: driver Pods whose logs are to be followed.
         waiting: why queued runs were not admitted, by run.
+        waits: what starts wait for, by run and start, where that is something else than what is written.
+        unlabelled: objects whose labels are to be put back.
 
     """
 
@@ -276,3 +303,5 @@ class RunPlan:
     strays_held: tuple[SeenObject, ...] = ()
     follow: tuple[SeenObject, ...] = ()
     waiting: Mapping[int, str] = field(default_factory=dict)
+    waits: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    unlabelled: tuple[SeenObject, ...] = ()

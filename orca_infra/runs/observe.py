@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any
 
-from orca_infra.db.connection import Database, load_queries
+from orca_infra.db.connection import Database, Transaction, load_queries
+from orca_infra.errors import OrcaError
+from orca_infra.kube.answers import Refusal, refusal_of
 from orca_infra.kube.client import Kube
 from orca_infra.kube.kinds import JOB, POD, SECRET, SERVICE, Object, Ref
 from orca_infra.kube.labels import ROLE_LABEL, RUN_LABEL, STACK_LABEL, START_LABEL
-from orca_infra.runs.model import ClusterRow, PodPhase, QueuedRun, RunSnapshot, SeenObject
+from orca_infra.runs.model import ClusterRow, PodPhase, QueuedRun, RunLimits, RunSnapshot, SeenObject
 
 SQL = load_queries("runs")
 _KINDS = (JOB, POD, SERVICE, SECRET)
@@ -17,10 +21,14 @@ _KINDS = (JOB, POD, SERVICE, SECRET)
 QUEUED_MAX = 1000
 #: How many objects that no list shows are asked for by name in one pass.
 ASKED_BY_NAME_MAX = 50
+#: Of so many Jobs without a Pod it is asked in one pass why, once they are this old.
+ASKED_WHY_MAX = 20
+ASKED_WHY_SECONDS = 10.0
 _ROLES = ("driver", "head", "worker")
+_SAID_CHARACTERS = 500
 
 
-def observe(database: Database, kube: Kube, *, stack_id: str, namespace: str) -> RunSnapshot:
+def observe(database: Database, kube: Kube, limits: RunLimits, *, stack_id: str, namespace: str) -> RunSnapshot:
     """One consistent snapshot: the cluster's objects first, then the rows.
 
     Raises Transient, AuthFailed or Refused when the cluster cannot be read, and Transient for the database: an unreachable
@@ -32,35 +40,91 @@ def observe(database: Database, kube: Kube, *, stack_id: str, namespace: str) ->
         objects += [read_object({"kind": kind.kind, **item}) for item in listing.items]
     objects = [item for item in objects if item.role in _ROLES]
     with database.snapshot() as transaction:
-        now: datetime = transaction.value("select now()")
-        queued = tuple(transaction.rows(QueuedRun, SQL["queued_runs"], {"limit": QUEUED_MAX}))
-        running = {row["pipeline"]: row["running"] for row in transaction.dicts(SQL["running_runs"])}
-        rows = tuple(transaction.rows(ClusterRow, SQL["live_clusters"]))
+        snapshot = read_rows(transaction, limits)
         known = transaction.dicts(SQL["known_objects"])
-    return RunSnapshot(
-        now=now,
-        queued=queued,
-        running=running,
-        rows=rows,
-        objects=tuple(objects),
+    gone, unlabelled = _ask_by_name(kube, snapshot.rows, known, {item.uid for item in objects})
+    objects += unlabelled
+    return replace(
+        snapshot,
+        objects=tuple(_with_reasons(kube, objects, snapshot.now)),
         known=frozenset(row["uid"] for row in known if row["uid"]),
         desired=frozenset((row["kind"], row["namespace"], row["name"]) for row in known),
-        gone=_gone(kube, rows, known, {item.uid for item in objects}),
+        gone=gone,
+        unlabelled=unlabelled,
     )
 
 
-def _gone(kube: Kube, rows: tuple[ClusterRow, ...], known: list[dict[str, Any]], seen: set[str]) -> frozenset[str]:
-    """Uids of confirmed Jobs and heads that the server, asked by name, does not have: a list alone proves nothing."""
+def read_rows(transaction: Transaction, limits: RunLimits) -> RunSnapshot:
+    """The database's part of a snapshot: what is queued, what runs, and the starts that live."""
+    sizes = limits.sizes
+    costs = {"driver": sizes.driver_millis, "head": sizes.head_millis, "worker": sizes.worker_millis}
+    parameters = {"limit": QUEUED_MAX, "budget": limits.budget_millis, **costs}
+    return RunSnapshot(
+        now=transaction.value("select now()"),
+        queued=tuple(transaction.rows(QueuedRun, SQL["queued_runs"], parameters)),
+        running={row["pipeline"]: row["running"] for row in transaction.dicts(SQL["running_runs"])},
+        rows=tuple(_with_meaning(row) for row in transaction.rows(ClusterRow, SQL["live_clusters"])),
+    )
+
+
+def _with_meaning(row: ClusterRow) -> ClusterRow:
+    """The row with what the API server's words in it mean."""
+    said = row.ending_detail if row.ending_reason else row.refused
+    if not said:
+        return row
+    meaning = refusal_of(said)
+    final = meaning in {Refusal.FINAL, Refusal.QUOTA}
+    return replace(row, refused_for_good=final, quota_full=meaning is Refusal.QUOTA)
+
+
+def _ask_by_name(
+    kube: Kube, rows: Sequence[ClusterRow], known: Sequence[dict[str, Any]], seen: set[str]
+) -> tuple[frozenset[str], tuple[SeenObject, ...]]:
+    """Of confirmed Jobs and heads that no list shows: which are gone, and which are there without their labels.
+
+    A list alone proves nothing.
+    """
     places = {row["uid"]: row for row in known if row["uid"]}
     wanted = {uid for row in rows if row.ending_reason is None for uid in (row.job_uid, row.head_uid) if uid}
     gone: set[str] = set()
+    unlabelled: list[SeenObject] = []
     for uid in sorted(wanted - seen)[:ASKED_BY_NAME_MAX]:
         place = places[uid]
         kind = JOB if place["kind"] == "Job" else POD
         found = kube.get(Ref(kind=kind, namespace=place["namespace"], name=place["name"]))
         if found is None or found["metadata"]["uid"] != uid:
             gone.add(uid)
-    return frozenset(gone)
+            continue
+        item = read_object({"kind": kind.kind, **found})
+        role = "driver" if kind is JOB else "head"
+        unlabelled.append(replace(item, run=place["run"], start=place["start"], role=role))
+    return frozenset(gone), tuple(unlabelled)
+
+
+def _with_reasons(kube: Kube, objects: Sequence[SeenObject], now: datetime) -> list[SeenObject]:
+    """The objects; a Job that has had no Pod for a while with what its controller says of that."""
+    drivers = {(item.run, item.start) for item in objects if item.kind == "Pod" and item.role == "driver"}
+    asked = 0
+    result = []
+    for item in objects:
+        alone = item.kind == "Job" and not item.finished and not item.deleting and (item.run, item.start) not in drivers
+        if alone and asked < ASKED_WHY_MAX and now - item.created_at > timedelta(seconds=ASKED_WHY_SECONDS):
+            asked += 1
+            result.append(_with_reason(kube, item))
+        else:
+            result.append(item)
+    return result
+
+
+def _with_reason(kube: Kube, job: SeenObject) -> SeenObject:
+    try:
+        said = [event for event in kube.events(job.namespace, job.uid) if event.get("reason") == "FailedCreate"]
+    except OrcaError:  # who may not read events is told less, and nothing else
+        return job
+    if not said:
+        return job
+    last = max(said, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
+    return replace(job, waiting="FailedCreate", said=str(last.get("message", ""))[:_SAID_CHARACTERS])
 
 
 def read_object(item: Object) -> SeenObject:
@@ -68,8 +132,11 @@ def read_object(item: Object) -> SeenObject:
     metadata, status = item["metadata"], item.get("status") or {}
     labels = metadata.get("labels") or {}
     phase = status.get("phase") if item["kind"] == "Pod" else None
-    waiting, failed, exit_code = _container(status) if item["kind"] == "Pod" else ("", "", None)
+    waiting = said = failed = ""
+    exit_code = None
     if item["kind"] == "Pod":
+        waiting, said = _waiting(status)
+        failed, exit_code = _ended(status)
         failed = _of_pod(status) or failed
     finished = ""
     if item["kind"] == "Job":
@@ -89,7 +156,9 @@ def read_object(item: Object) -> SeenObject:
         owned=bool(metadata.get("ownerReferences")),
         deleting="deletionTimestamp" in metadata,
         phase=PodPhase(phase) if phase else None,
+        node=(item.get("spec") or {}).get("nodeName", ""),
         waiting=waiting,
+        said=said[:_SAID_CHARACTERS],
         failed=failed,
         exit_code=exit_code,
         finished=bool(finished),
@@ -104,20 +173,26 @@ def _of_pod(status: Object) -> str:
     return str(status.get("reason", "")) if status.get("phase") == "Failed" else ""
 
 
-def _container(status: Object) -> tuple[str, str, int | None]:
-    """Why a Pod's container waits, why it ended, and its exit code."""
-    waiting = failed = ""
-    exit_code = None
+def _waiting(status: Object) -> tuple[str, str]:
+    """Why a Pod's container does not run yet: in a word and in a sentence."""
+    reason = said = ""
     for condition in status.get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            waiting = condition.get("reason", "")
+            reason, said = condition.get("reason", ""), condition.get("message", "")
     for container in status.get("containerStatuses") or []:
-        state = container.get("state") or {}
-        waiting = (state.get("waiting") or {}).get("reason", "") or waiting
-        ended = state.get("terminated")
+        waits = (container.get("state") or {}).get("waiting") or {}
+        if waits.get("reason"):
+            reason, said = waits["reason"], waits.get("message", "")
+    return reason, said
+
+
+def _ended(status: Object) -> tuple[str, int | None]:
+    """Why a Pod's container ended, and its exit code."""
+    for container in status.get("containerStatuses") or []:
+        ended = (container.get("state") or {}).get("terminated")
         if ended:
-            failed, exit_code = ended.get("reason", ""), ended.get("exitCode")
-    return waiting, failed, exit_code
+            return ended.get("reason", ""), ended.get("exitCode")
+    return "", None
 
 
 def _number(text: str | None) -> int | None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from orca_infra.db.connection import Database, load_queries
-from orca_infra.errors import EngineFailed, OrcaError, OutcomeUnknown
+from orca_infra.errors import EngineFailed, OrcaError, OutcomeUnknown, SetupError, StackLocked
+from orca_infra.kube.answers import Refusal, refusal_of
 from orca_infra.kube.labels import JOB_UID_PLACEHOLDER
 from orca_infra.log import Log
 from orca_infra.names import derived_stack
@@ -109,9 +110,16 @@ class Cohorts:
                 self._end(stack, OutcomeUnknown.__name__)
                 raise OutcomeUnknown(str(error)) from error
         except OrcaError as error:
-            self._end(stack, type(error).__name__)
+            # Only these two say that the engine never came to make anything.
+            self._end(stack, type(error).__name__, nothing_made=isinstance(error, SetupError | StackLocked))
             raise
         return self._confirm(stack, objects, changes, failures)
+
+    def next_try_seconds(self) -> float | None:
+        """In how long something that was refused is to be tried again; None when nothing is."""
+        with self._database.snapshot() as transaction:
+            seconds = transaction.value(SQL["next_try"], {"scope": self._scope})
+        return None if seconds is None else float(seconds)
 
     def drop_empty(self) -> int:
         """Forget cohorts that declare nothing any more; gives how many."""
@@ -138,7 +146,8 @@ class Cohorts:
                     made += transaction.run(SQL["confirm_object"], {**key, "uid": uids[item.resource]})
                 elif item.resource in failures:
                     message = failures[item.resource][:_MESSAGE_LIMIT]
-                    transaction.run(SQL["refuse_object"], {**key, "message": message})
+                    absent = refusal_of(message) is not Refusal.UNKNOWN
+                    transaction.run(SQL["refuse_object"], {**key, "message": message, "absent": absent})
                     refused[item.namespace, item.kind, item.name] = message
             transaction.run(SQL["end_cohort"], {"stack": stack, "outcome": "Done"})
         for (namespace, kind, name), message in refused.items():
@@ -146,8 +155,10 @@ class Cohorts:
         self._log.info("cohort made", pulumi_stack=stack, objects=made, refused=len(refused))
         return CohortResult(stack=stack, made=made, refused=refused)
 
-    def _end(self, stack: str, outcome: str) -> None:
+    def _end(self, stack: str, outcome: str, *, nothing_made: bool = False) -> None:
         with self._database.transaction() as transaction:
+            if nothing_made:
+                transaction.run(SQL["nothing_made"], {"stack": stack})
             transaction.run(SQL["end_cohort"], {"stack": stack, "outcome": outcome})
 
 

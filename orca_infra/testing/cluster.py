@@ -81,6 +81,17 @@ NODE_CAPACITY = {"cpu": "1k", "memory": "4Ti", "ephemeral-storage": "4Ti", "pods
 #: In a cluster's folder: what the API server shows to kubelets, `.crt` and `.key`.
 KUBELET_CLIENT = "kubelet-client"
 
+# What every container of a fake node says; kwok reads it as a kubelet reads its runtime's files.
+_POD_LOG = "2026-01-01T00:00:00.000000000Z stdout F a fake container has nothing to say\n"
+_POD_LOGS = """\
+apiVersion: kwok.x-k8s.io/v1alpha1
+kind: ClusterLogs
+metadata: {{name: logs}}
+spec:
+  logs: [{{logsFile: {file}}}]
+"""
+_KUBELET_PORT = 10250
+
 _STAGES = Path(__file__).with_name("cluster_stages.yaml")
 _START_SECONDS = 60.0
 _KUBECTL_SECONDS = 60.0
@@ -130,6 +141,8 @@ class TestCluster:
         self._starter = Starter()
         self._port = reserve_port()
         self._nodes = nodes
+        # Where kwok answers for its nodes' kubelets: one of Linux's many loopback addresses, so that the port is free.
+        self._node_address = f"127.{100 + secrets.randbelow(100)}.{secrets.randbelow(256)}.{1 + secrets.randbelow(254)}"
         self._stopped = False
         self.server = f"https://127.0.0.1:{self._port.getsockname()[1]}"
         self.token = secrets.token_urlsafe(32)
@@ -268,7 +281,11 @@ class TestCluster:
                 f"--flex-volume-plugin-dir={folder / 'volume-plugins'}",  # or it makes one in the machine's /usr/libexec
             ],
             "kube-scheduler": [f"--kubeconfig={self.kubeconfig}"],
-            "kwok": [f"--kubeconfig={self.kubeconfig}", f"--config={_STAGES}"],
+            "kwok": [
+                f"--kubeconfig={self.kubeconfig}",
+                f"--config={_STAGES},{folder / 'pod-logs.yaml'}",
+                f"--server-address={self._node_address}:{_KUBELET_PORT}",
+            ],
         }
 
     def _bring_up(self) -> None:
@@ -276,6 +293,8 @@ class TestCluster:
         write_private(self.folder / "tokens.csv", f'{self.token},admin,admin,"system:masters"\n')
         _make_key(self.folder / "service-account.key")
         _make_certificate(self.folder / KUBELET_CLIENT)
+        (self.folder / "pod.log").write_text(_POD_LOG)
+        (self.folder / "pod-logs.yaml").write_text(_POD_LOGS.format(file=self.folder / "pod.log"))
         self._wait("etcd listens", (self.folder / "etcd.sock").exists)
         self._processes["kube-apiserver"].start(self._starter)
         certificates = self.folder / "certificates" / "apiserver.crt"
@@ -287,7 +306,7 @@ class TestCluster:
             process.start(self._starter)
         self._wait("the API server is ready", self._is_ready)
         for number in range(1, self._nodes + 1):
-            self.api.call("POST", "/api/v1/nodes", _node(f"node-{number}"))
+            self.api.call("POST", "/api/v1/nodes", _node(f"node-{number}", self._node_address))
         self._wait("every node takes Pods", self._nodes_take_pods)
 
     def _is_listening(self) -> bool:
@@ -335,7 +354,7 @@ def _openssl(*arguments: str) -> None:
         raise SetupError(f"`openssl {arguments[0]}` does not work ({error}); install openssl") from error
 
 
-def _node(name: str) -> dict[str, Any]:
+def _node(name: str, address: str) -> dict[str, Any]:
     info = dict.fromkeys(
         ("bootID", "containerRuntimeVersion", "kernelVersion", "kubeletVersion", "machineID", "osImage", "systemUUID"),
         "kwok",
@@ -351,6 +370,8 @@ def _node(name: str) -> dict[str, Any]:
         "status": {
             "capacity": NODE_CAPACITY,
             "allocatable": NODE_CAPACITY,
+            "addresses": [{"type": "InternalIP", "address": address}],
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": _KUBELET_PORT}},
             "nodeInfo": {**info, "kubeProxyVersion": "", "operatingSystem": "linux", "architecture": "amd64"},
         },
     }

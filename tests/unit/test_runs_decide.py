@@ -196,8 +196,8 @@ def test_a_job_that_is_gone_is_vanished_and_one_that_no_list_shows_is_not() -> N
 def test_a_start_that_cannot_start_ends_within_its_time_and_not_before(
     age: float, pod: dict[str, Any], refused: str, wanted: EndReason | None
 ) -> None:
-    rows = (row(created_at=ago(age), refused=refused),)
-    assert reason(plan(JOB, replace(DRIVER, **pod), HEAD, rows=rows)) is wanted
+    rows = (row(created_at=ago(age), refused=refused, refused_for_good=bool(refused)),)
+    assert reason(plan(JOB, replace(DRIVER, created_at=ago(age), **pod), HEAD, rows=rows)) is wanted
 
 
 def test_runs_are_admitted_oldest_first_until_one_does_not_fit_what_is_free() -> None:
@@ -205,7 +205,81 @@ def test_runs_are_admitted_oldest_first_until_one_does_not_fit_what_is_free() ->
     snapshot = RunSnapshot(now=NOW, queued=tuple(queued(n) for n in (1, 2, 3, 4)), rows=(row(cpu_millis=500),))
     result = decide(snapshot, limits)
     assert [run.run for run in result.admit] == [1, 2]
-    assert result.waiting == {3: "it needs 2750m of CPU, and 0m of the budget is free"}
+    assert result.waiting == {
+        3: "it needs 2750m of CPU, and 0m of the budget is free",
+        4: "run 3 is before it and does not fit what is free of the budget",
+    }
+
+
+DECLARED: dict[str, Any] = {"job_uid": None, "head_uid": None, "created_at": ago(2000)}
+
+
+def test_a_start_whose_up_ended_unknown_before_its_jobs_ttl_is_vanished_if_nothing_is_found() -> None:
+    """It may have run and gone: to make its Job again would be a second driver for one start."""
+    assert reason(plan(rows=(row(**DECLARED, job_declared_at=ago(601)),))) is EndReason.VANISHED
+    assert plan(rows=(row(**DECLARED, job_declared_at=ago(599)),)).endings == ()
+    assert plan(JOB, rows=(row(**DECLARED, job_declared_at=ago(601)),)).endings == ()
+    assert plan(rows=(row(**DECLARED),)).endings == (), "it was never declared, or the server said that it is not there"
+
+
+def test_each_pod_has_its_own_time_to_start() -> None:
+    """An outage had it made late: it is not ended as it comes."""
+    rows = (row(created_at=ago(3600)),)
+    young = replace(DRIVER, phase=PodPhase.PENDING, waiting="Unschedulable", created_at=ago(599))
+    assert plan(JOB, young, HEAD, rows=rows).endings == ()
+    assert reason(plan(JOB, replace(young, created_at=ago(600)), HEAD, rows=rows)) is EndReason.NEVER_STARTED
+
+
+def test_a_job_that_can_make_no_pod_ends_its_start_in_the_servers_words() -> None:
+    alone = replace(JOB, created_at=ago(600))
+    assert reason(plan(alone, HEAD)) is EndReason.NEVER_STARTED
+    refused = plan(replace(alone, waiting="FailedCreate", said="denied the request: no"), HEAD)
+    assert reason(refused) is EndReason.REFUSED
+    assert "denied the request: no" in refused.endings[0].detail
+    assert plan(replace(alone, created_at=ago(599)), HEAD).endings == ()
+
+
+def test_what_may_pass_and_our_own_missing_rights_end_no_start() -> None:
+    rows = (row(created_at=ago(5000), refused="it could not be reached", refused_for_good=False),)
+    result = plan(JOB, DRIVER, HEAD, rows=rows)
+    assert result.endings == ()
+    assert result.waits == {(7, 1): "it could not be reached"}
+
+
+def test_a_full_quota_always_goes_back_to_queued() -> None:
+    rows = (row(ending_reason="Refused", max_starts=1, quota_full=True),)
+    assert plan(rows=rows).finishes[0].to_state == "queued"
+
+
+def test_a_terminal_pod_that_somebody_holds_does_not_keep_its_run_from_going_on() -> None:
+    held = replace(DRIVER, deleting=True, phase=PodPhase.FAILED)
+    assert plan(held, rows=(row(ending_reason="DriverFailed"),)).finishes == (), "its log comes first"
+    rows = (row(ending_reason="DriverFailed", logs_saved=True),)
+    assert plan(held, rows=rows).finishes[0].to_state == "queued"
+    assert plan(replace(held, phase=PodPhase.RUNNING), rows=rows).finishes == ()
+
+
+def test_a_job_that_no_list_shows_is_asked_for_by_name_before_its_start_ends() -> None:
+    rows = (row(run_state="succeeded", ending_reason="Ended", logs_saved=True),)
+    assert plan(rows=rows).finishes[0].job_uid == "job"
+    assert plan(replace(JOB, deleting=True), rows=rows).finishes[0].job_uid is None
+
+
+def test_what_a_start_waits_for_is_said_once() -> None:
+    pending = replace(DRIVER, phase=PodPhase.PENDING, waiting="Unschedulable", said="0/1 nodes are available")
+    says = "pod-driver: Unschedulable: 0/1 nodes are available"
+    assert plan(JOB, pending, HEAD).waits == {(7, 1): says}
+    assert plan(JOB, pending, HEAD, rows=(row(waiting=says),)).waits == {}
+    assert plan(JOB, DRIVER, HEAD, rows=(row(waiting=says),)).waits == {(7, 1): ""}
+    assert plan(JOB, replace(pending, waiting="ContainerCreating"), HEAD).waits == {}
+
+
+def test_an_ending_start_says_which_pod_keeps_it() -> None:
+    """A Pod on a node that is lost is going away until the node is back or gone."""
+    stuck = replace(DRIVER, deleting=True, node="node-9")
+    assert plan(stuck, rows=(row(ending_reason="Removed"),)).waits == {
+        (7, 1): "pod-driver is going away on node node-9"
+    }
 
 
 def test_one_larger_than_the_whole_budget_is_passed_over_and_said() -> None:

@@ -31,7 +31,7 @@ with n as (select nextval('orca.cohort_numbers') as number)
 insert into orca.cohorts (stack, number, scope) select %(prefix)s || number, number, %(scope)s from n returning stack
 
 -- name: put_in_cohort
-update orca.kube_objects set cohort = %(stack)s
+update orca.kube_objects set cohort = %(stack)s, declared_at = coalesce(declared_at, now())
 where (namespace, kind, name) in (select * from unnest(%(namespaces)s::text[], %(kinds)s::text[], %(names)s::text[]))
 
 -- name: confirm_object
@@ -41,8 +41,18 @@ where namespace = %(namespace)s and kind = %(kind)s and name = %(name)s and uid 
 -- name: refuse_object
 -- Tried again after 5 s, doubling to 60.
 update orca.kube_objects
-set refused = %(message)s, tries = tries + 1, next_try_at = now() + make_interval(secs => least(60, 5 * 2 ^ least(tries, 4)))
+set refused = %(message)s, declared_at = case when %(absent)s then null else declared_at end, tries = tries + 1,
+    next_try_at = now() + make_interval(secs => least(60, 5 * 2 ^ least(tries, 4)))
 where namespace = %(namespace)s and kind = %(kind)s and name = %(name)s and uid is null
+
+-- name: next_try
+select extract(epoch from min(next_try_at) - now()) from orca.kube_objects
+where scope = %(scope)s and uid is null and next_try_at > now()
+
+-- name: nothing_made
+-- The engine could not begin: what this cohort was the first to declare is not there.
+update orca.kube_objects o set declared_at = null from orca.cohorts c
+where c.stack = %(stack)s and o.cohort = c.stack and o.uid is null and o.declared_at >= c.begun_at
 
 -- name: end_cohort
 update orca.cohorts set ended_at = now(), outcome = %(outcome)s where stack = %(stack)s

@@ -1,0 +1,43 @@
+"""What run clusters wait for, for people: from the database alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orca_infra.db.connection import Transaction
+from orca_infra.runs.decide import why_queued
+from orca_infra.runs.limits import run_limits
+from orca_infra.runs.observe import SQL, read_rows
+from orca_infra.settings import Settings
+
+_QUEUED_SHOWN = 1000
+_OFF = "ORCA_RUNNER is not set: no run gets a cluster"
+_NEXT = "a pass of the loop"
+
+
+def read_queued(transaction: Transaction, settings: Settings) -> list[dict[str, Any]]:
+    """Queued runs that are for a run cluster, with what each waits for; the oldest first.
+
+    Of many that one and the same thing holds (max_runs, the whole budget), the first of each pipeline stands for all.
+    """
+    limits = run_limits(settings)
+    snapshot = read_rows(transaction, limits)
+    why = why_queued(snapshot, limits)
+    queued = [
+        {"run": run.run, "pipeline": run.pipeline, "queued_at": run.queued_at, "waiting": why.get(run.run, _NEXT)}
+        for run in snapshot.queued
+    ]
+    queued += transaction.dicts(SQL["queued_without_cluster"], {"limit": _QUEUED_SHOWN})
+    if settings.runner is None:
+        queued = [{**row, "waiting": _OFF} for row in queued]
+    return sorted(queued, key=lambda row: (row["queued_at"], row["run"]))
+
+
+def read_waiting_starts(transaction: Transaction) -> list[dict[str, Any]]:
+    """Starts that live and of which something is not there yet, or not gone yet, with what that is."""
+    rows = transaction.dicts(SQL["clusters_for_people"])
+    return [
+        {"run": row["run"], "start": row["start"], "pipeline": row["pipeline"], "waiting": row["waiting"]}
+        for row in rows
+        if row["waiting"]
+    ]

@@ -1,0 +1,90 @@
+"""Which queued runs are looked at, and starts whose run or pipeline somebody deleted: on a real Postgres."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orca_infra.db.connection import Database
+from orca_infra.runs.decide import decide
+from orca_infra.runs.limits import run_limits
+from orca_infra.runs.model import RunLimits, RunPlan
+from orca_infra.runs.observe import SQL, read_rows
+from orca_infra.runs.status import read_queued
+from orca_infra.settings import read_settings
+
+SETTINGS = read_settings({"ORCA_RUNNER": "kubernetes", "ORCA_VCPU_BUDGET": "50", "ORCA_HOME": "/nonexistent"})
+LIMITS = replace(run_limits(SETTINGS), admit_max=10)
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    opened = Database(database_url)
+    yield opened
+    opened.close()
+
+
+def run(database: Database, statement: Any, **parameters: Any) -> None:
+    with database.transaction() as transaction:
+        transaction.run(statement, parameters)
+
+
+def queue(database: Database, pipeline: str, runs: int = 1, **columns: Any) -> None:
+    values = {"p": pipeline, "n": runs, "workers": 0, "max_runs": None, "image": "i", "paused": False, **columns}
+    run(
+        database,
+        "insert into orca.pipelines (name, image, workers, max_runs, paused)"
+        " values (%(p)s, %(image)s, %(workers)s, %(max_runs)s, %(paused)s) on conflict do nothing",
+        **values,
+    )
+    run(database, "insert into orca.runs (pipeline) select %(p)s from generate_series(1, %(n)s)", **values)
+
+
+def decided(database: Database, limits: RunLimits = LIMITS) -> RunPlan:
+    with database.snapshot() as transaction:
+        return decide(read_rows(transaction, limits), limits)
+
+
+@pytest.mark.parametrize("held", [{"max_runs": 0}, {"workers": 1000}, {"paused": True}, {"image": None}])
+def test_however_many_runs_are_held_they_hide_no_other(database: Database, held: dict[str, Any]) -> None:
+    queue(database, "held", 1500, **held)
+    queue(database, "free", 3)
+    assert [r.pipeline for r in decided(database).admit] == ["free"] * 3
+    with database.snapshot() as transaction:
+        waiting = read_queued(transaction, SETTINGS)
+    assert any(row["pipeline"] == "held" and row["waiting"] for row in waiting)
+
+
+def test_of_what_max_runs_lets_through_all_is_admitted(database: Database) -> None:
+    queue(database, "some", 20, max_runs=7)
+    plan = decided(database)
+    assert len(plan.admit) == 7
+    assert list(plan.waiting.values()) == ["its pipeline runs max_runs (7) already"]
+
+
+def test_two_loops_never_start_one_run_twice(database: Database) -> None:
+    queue(database, "p")
+    [queued] = decided(database).admit
+    key = {"run": queued.run, "start": queued.start}
+    with database.transaction() as one:
+        assert one.value(SQL["admit"], key)
+    with database.transaction() as other:
+        assert not other.value(SQL["admit"], key)
+
+
+def test_a_start_whose_run_was_deleted_is_swept(database: Database) -> None:
+    queue(database, "p")
+    [queued] = decided(database).admit
+    key = {"run": queued.run, "start": queued.start}
+    with database.transaction() as transaction:
+        transaction.value(SQL["admit"], key)
+        transaction.run(
+            SQL["record_cluster"], {"run": queued.run, "start": 1, "pipeline": "p", "cpu_millis": 2**40, "fill": False}
+        )
+    run(database, "delete from orca.runs")
+    run(database, "delete from orca.pipelines")
+    [ending] = decided(database).endings
+    assert (ending.reason, ending.detail) == ("Ended", "the run is deleted at start 0")
