@@ -20,6 +20,7 @@ from orca_infra.machines.model import (
     EndInterrupted,
     Make,
     Plan,
+    Relabel,
     Remove,
     Snapshot,
 )
@@ -56,7 +57,7 @@ def status_for_people(status: Mapping[str, Any]) -> None:
     for pool in status["pools"]:
         for offer in pool["refused"]:
             times = f"{offer['times']} times" if offer["times"] > 1 else "once"
-            place = f"{offer['type']} in {offer['location']}"
+            place = f"{offer['type']}{_spot(offer['spot'])} in {offer['location']}"
             out.print(
                 _text(
                     f"{pool['pool']}: {place}: {offer['class']} {times} since {offer['since'][:19]}: {offer['message']}"
@@ -129,7 +130,7 @@ def describe(action: Action) -> str:
 def _sentence(action: Action) -> str:
     match action:
         case Make():
-            offers = ", ".join(f"{c.type} in {c.location}" for c in action.candidates)
+            offers = ", ".join(f"{c.type}{_spot(c.spot)} in {c.location}" for c in action.candidates)
             machines = "machine" if action.count == 1 else "machines"
             return f"make {action.count} {machines} for {action.pool}: {action.why}; tried in turn: {offers}"
         case Remove():
@@ -139,8 +140,15 @@ def _sentence(action: Action) -> str:
             return f"end {action.name}: {action.why}"
         case DestroyOwned():
             return f"destroy {action.name}: {action.why}"
+        case Relabel():
+            labels = ", ".join(f"{key}={value}" for key, value in action.labels.items())
+            return f"put back the labels of {action.machine.name} ({labels}): {action.why}"
         case DeleteStray():
             return f"delete stray {action.machine.name} in {action.machine.location}: {action.why}"
+
+
+def _spot(spot: object) -> str:
+    return " (spot)" if spot else ""
 
 
 def ago(then: datetime | None, now: datetime) -> str:

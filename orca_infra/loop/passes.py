@@ -15,6 +15,7 @@ from orca_infra.errors import SetupError
 from orca_infra.log import Log
 from orca_infra.machines import apply as hands_of_machines
 from orca_infra.machines.decide import decide
+from orca_infra.machines.hands import MachineHands
 from orca_infra.machines.model import Plan, Pool, Snapshot
 from orca_infra.machines.observe import SQL, observe
 from orca_infra.machines.providers.gcp import GcpProvider
@@ -150,8 +151,8 @@ class MachinePasses:
             since: datetime = transaction.value(SQL["hear"], {"gap_seconds": gap_seconds})
         return since
 
-    def _hands(self, config: Config, providers: Mapping[str, MachineProvider]) -> hands_of_machines.MachineHands:
-        return hands_of_machines.MachineHands(
+    def _hands(self, config: Config, providers: Mapping[str, MachineProvider]) -> MachineHands:
+        return MachineHands(
             database=self._surroundings.database,
             engine=self.recorded,
             providers=providers,

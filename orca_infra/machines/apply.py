@@ -9,16 +9,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from orca_infra.db.connection import Database
 from orca_infra.errors import Conflict, EngineFailed, NoCapacity, NotLeader, OrcaError, OutcomeUnknown, StackLocked
-from orca_infra.log import Log
-from orca_infra.machines.decide import STACK_LABEL
+from orca_infra.machines.decide import machine_labels
+from orca_infra.machines.hands import MachineHands
 from orca_infra.machines.model import (
+    Action,
     Candidate,
     DeleteStray,
     DestroyOwned,
@@ -27,17 +26,20 @@ from orca_infra.machines.model import (
     Plan,
     Pool,
     Reason,
+    Relabel,
     Remove,
     Snapshot,
 )
 from orca_infra.machines.observe import SQL, machine_stack
 from orca_infra.machines.program import machine_program
-from orca_infra.machines.providers.port import Birth, MachineProvider
+from orca_infra.machines.providers.port import Birth
+from orca_infra.machines.removing import destroy_names
 from orca_infra.machines.tokens import token_hash, worker_token
-from orca_infra.names import label_value, machine_name, machine_number
+from orca_infra.names import machine_name, machine_number
 from orca_infra.stack.engine import PROJECT
-from orca_infra.stack.operations import RecordedEngine
 from orca_infra.stack.outcome import uid_of
+
+Kind = TypeVar("Kind", bound=Action)
 
 #: How many names held by others are passed over in one try.
 _NAMES_MAX = 5
@@ -49,24 +51,6 @@ class Made:
 
     name: str = ""
     error: OrcaError | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineHands:
-    """What acting needs: everything that can change the world, and nothing that decides."""
-
-    database: Database
-    engine: RecordedEngine
-    providers: Mapping[str, MachineProvider]
-    pools: Mapping[str, Pool]
-    family: str
-    stack_id: str
-    token_key: bytes = field(repr=False)
-    logs: Path
-    verify: Callable[[], None]
-    log: Log
-    stopping: Callable[[], bool] = lambda: False
-    grace_seconds: float = 0
 
 
 def settle(hands: MachineHands) -> dict[str, str]:
@@ -110,27 +94,26 @@ def apply(plan: Plan, snapshot: Snapshot, hands: MachineHands) -> int:
 
 
 def _steps(plan: Plan, snapshot: Snapshot, hands: MachineHands) -> Iterator[Callable[[], int]]:
-    """The plan in the order in which it is carried out: what ends, what is made, what is removed, what is nobody's."""
-    for action in plan.actions:
-        if isinstance(action, EndInterrupted):
-            yield partial(_end_interrupted, action, hands)
-    for action in plan.actions:
-        if isinstance(action, Make):
-            yield partial(_make, action, snapshot, hands)
-    by_pool: dict[str, list[Remove]] = {}
+    """The plan in the order in which it is carried out: what ends, what is made, what is removed, what is nobody's.
+
+    Labels come before all that could leave a machine that only its labels find.
+    """
+    yield from (partial(_relabel, action, hands) for action in _of(plan, Relabel))
+    yield from (partial(_end_interrupted, action, hands) for action in _of(plan, EndInterrupted))
+    yield from (partial(_make, action, snapshot, hands) for action in _of(plan, Make))
+    removals: dict[str, list[Remove]] = {}
+    for removal in _of(plan, Remove):
+        removals.setdefault(removal.pool, []).append(removal)
+    yield from (partial(_remove, of_pool, hands) for of_pool in removals.values())
     unwanted: dict[str, list[str]] = {}
-    for action in plan.actions:
-        if isinstance(action, Remove):
-            by_pool.setdefault(action.pool, []).append(action)
-        elif isinstance(action, DestroyOwned):
-            unwanted.setdefault(action.pool, []).append(action.name)
-    for removals in by_pool.values():
-        yield partial(_remove, removals, hands)
-    for pool, names in unwanted.items():
-        yield partial(_destroy_owned, pool, names, hands)
-    for action in plan.actions:
-        if isinstance(action, DeleteStray):
-            yield partial(_delete_stray, action, hands)
+    for owned in _of(plan, DestroyOwned):
+        unwanted.setdefault(owned.pool, []).append(owned.name)
+    yield from (partial(_destroy_owned, pool, names, hands) for pool, names in unwanted.items())
+    yield from (partial(_delete_stray, action, hands) for action in _of(plan, DeleteStray))
+
+
+def _of(plan: Plan, kind: type[Kind]) -> list[Kind]:
+    return [action for action in plan.actions if isinstance(action, kind)]
 
 
 def _write_reports(plan: Plan, snapshot: Snapshot, hands: MachineHands) -> None:
@@ -162,6 +145,17 @@ def _end_interrupted(action: EndInterrupted, hands: MachineHands) -> int:
     return 1
 
 
+def _relabel(action: Relabel, hands: MachineHands) -> int:
+    hands.verify()
+    try:
+        hands.providers[action.provider].relabel(action.machine, action.labels)
+    except OrcaError as error:
+        hands.log.warning("labels not put back yet", machine=action.machine.name, said=str(error))
+        return 0
+    hands.log.warning("labels put back", machine=action.machine.name, labels=dict(action.labels), why=action.why)
+    return 1
+
+
 def _make(action: Make, snapshot: Snapshot, hands: MachineHands) -> int:
     """Try the candidates in turn; one that has room is asked again until the count is reached."""
     pool = hands.pools[action.pool]
@@ -171,7 +165,8 @@ def _make(action: Make, snapshot: Snapshot, hands: MachineHands) -> int:
     candidates = list(action.candidates)
     while candidates and len(made) < action.count and failure is None and not hands.stopping():
         candidate = candidates[0]
-        place = f"{candidate.type} in {candidate.location}"
+        spot = " (spot)" if candidate.spot else ""
+        place = f"{candidate.type}{spot} in {candidate.location}"
         result = _make_one(pool, candidate, snapshot, hands)
         if result.error is None:
             made.append(result.name)
@@ -257,7 +252,7 @@ def _record(
                 location=candidate.location,
                 spot=candidate.spot,
                 image=pool.image,
-                labels={STACK_LABEL: hands.stack_id, "orca-pool": label_value(pool.name)},
+                labels=machine_labels(hands.stack_id, pool.name),
             )
         )
         transaction.run(
@@ -332,7 +327,7 @@ def _remove(removals: list[Remove], hands: MachineHands) -> int:
 def _destroy(pool: str, removals: list[Remove], hands: MachineHands) -> int:
     """Delete machines whose tokens are revoked, and end the rows of those that are gone."""
     names = {removal.name: removal for removal in removals}
-    left = _destroy_names(pool, list(names), hands)
+    left = destroy_names(pool, list(names), hands)
     for name, removal in names.items():
         if name in left:
             continue
@@ -343,63 +338,9 @@ def _destroy(pool: str, removals: list[Remove], hands: MachineHands) -> int:
     return len(names) - len(left)
 
 
-def _destroy_names(pool: str, names: list[str], hands: MachineHands) -> set[str]:
-    """Delete machines that the stack owns through the engine, others through their provider; gives those that are left."""
-    stack = machine_stack(hands.family, pool)
-    with hands.database.snapshot() as transaction:
-        owned = {row["name"]: row["urn"] for row in transaction.dicts(SQL["owned_of_stack"], {"stack": stack})}
-        rows = {row["name"]: row for row in transaction.dicts(SQL["machines_named"], {"names": names})}
-    left: set[str] = set()
-    for name in names:
-        if name not in owned and name in rows and not _delete_lost_by_state(rows[name], hands):
-            left.add(name)
-    urns = tuple(owned[name] for name in names if name in owned)
-    if urns:
-        try:
-            hands.engine.destroy(stack, targets=urns)
-        except NotLeader:
-            raise
-        except OrcaError as error:
-            left |= _left_of(stack, {name for name in names if name in owned}, error, hands)
-            hands.log.warning("machines not deleted yet", pulumi_stack=stack, left=sorted(left), said=str(error))
-    return left
-
-
-def _left_of(stack: str, names: set[str], error: OrcaError, hands: MachineHands) -> set[str]:
-    """The machines that the stack still owns after a deletion that did not end well; all of them when that is not known."""
-    if not isinstance(error, EngineFailed):
-        return names
-    try:
-        state = hands.engine.settle(stack)
-    except NotLeader:
-        raise
-    except OrcaError as unknown:
-        hands.log.warning("what is left is not known yet", pulumi_stack=stack, said=str(unknown))
-        return names
-    return {resource.name for resource in state.resources} & names
-
-
-def _delete_lost_by_state(row: Mapping[str, Any], hands: MachineHands) -> bool:
-    """Delete a machine whose row lives and which the state has lost; gives whether it is gone.
-
-    That a young one is not shown says nothing: clouds' reads lag behind their writes.
-    """
-    provider = hands.providers.get(row["provider"])
-    if provider is None:
-        return False
-    try:
-        machine = provider.get(row["name"], row["location"])
-        if machine is not None and machine.uid == row["uid"]:
-            provider.delete(machine)
-    except OrcaError as error:
-        hands.log.warning("machine not deleted yet", machine=row["name"], said=str(error))
-        return False
-    return machine is not None or row["age_seconds"] >= hands.grace_seconds
-
-
 def _destroy_owned(pool: str, names: list[str], hands: MachineHands) -> int:
     hands.verify()
-    left = _destroy_names(pool, names, hands)
+    left = destroy_names(pool, names, hands)
     hands.log.info("owned by no row", pool=pool, machines=names)
     return len(names) - len(left)
 

@@ -28,9 +28,11 @@ from orca_infra.machines.model import (
     Progress,
     Reason,
     Refusal,
+    Relabel,
     Remove,
     Snapshot,
 )
+from orca_infra.names import label_value
 
 #: The labels that say which stack made a machine, and for which pool.
 STACK_LABEL = "orca-stack"
@@ -90,7 +92,7 @@ def decide(snapshot: Snapshot, pools: Sequence[Pool], limits: Limits) -> Plan:
     view = _View.of(snapshot, by_pool, limits)
     removals = _removals(view, by_pool)
     leaving = frozenset(action.name for action in removals)
-    actions: list[Action] = [*removals]
+    actions: list[Action] = [*_relabels(snapshot), *removals]
     unexplained, unwanted = _unexplained(snapshot), _owned_by_no_row(snapshot, by_pool)
     strays = [
         stray
@@ -122,6 +124,27 @@ def decide(snapshot: Snapshot, pools: Sequence[Pool], limits: Limits) -> Plan:
         strays_held=tuple(stray.machine for stray in strays) if too_many else (),
         owned_held=tuple(action.name for action in unwanted) if too_many else (),
     )
+
+
+def machine_labels(stack_id: str, pool: str) -> dict[str, str]:
+    """What each machine of a pool carries from its birth to its end."""
+    return {STACK_LABEL: stack_id, POOL_LABEL: label_value(pool)}
+
+
+def _relabels(snapshot: Snapshot) -> list[Relabel]:
+    """Wanted machines without their labels; also those that are leaving, since one whose deletion fails is found by them."""
+    wanted = {pool: machine_labels(snapshot.stack_id, pool) for pool in {row.pool for row in snapshot.machines}}
+    rows = {(row.provider, row.name, row.uid): row for row in snapshot.machines if row.pool not in snapshot.held}
+    actions = []
+    for provider, machine in snapshot.seen:
+        row = rows.get((provider, machine.name, machine.uid))
+        if row is None or provider in snapshot.unreadable:
+            continue
+        labels = {key: value for key, value in wanted[row.pool].items() if machine.labels.get(key) != value}
+        if labels:
+            why = f"somebody took off or changed {' and '.join(labels)}"
+            actions.append(Relabel(pool=row.pool, provider=provider, machine=machine, labels=labels, why=why))
+    return actions
 
 
 def _removals(view: _View, by_pool: Mapping[str, Pool]) -> list[Remove | EndInterrupted]:
@@ -389,7 +412,7 @@ def _search(pool: Pool, view: _View, steps: Sequence[int], *, count: int, why: s
     if not candidates:
         candidates, left_out = left_out, []
     if left_out:
-        places = ", ".join(f"{candidate.type} in {candidate.location}" for candidate in left_out)
+        places = ", ".join(f"{candidate.type}{_spot(candidate.spot)} in {candidate.location}" for candidate in left_out)
         why += f"; left out, as another pool found no capacity there just now: {places}"
     return Make(
         pool=pool.name,
@@ -422,9 +445,13 @@ def _remembered(pool: Pool, snapshot: Snapshot) -> str:
 
 def _refusal_words(refusal: Refusal, now: datetime) -> str:
     times = "once" if refusal.times == 1 else f"{refusal.times} times"
-    spot = " (spot)" if refusal.spot else ""
+    spot = _spot(refusal.spot)
     ago = _since(refusal.last_at, now)
     return f"{refusal.type}{spot} in {refusal.location} ({refusal.kind} {times}, {ago:.0f} s ago)"
+
+
+def _spot(spot: bool) -> str:  # noqa: FBT001  (what it says of a type)
+    return " (spot)" if spot else ""
 
 
 def _reports_of_gone_pools(view: _View, by_pool: Mapping[str, Pool]) -> list[PoolReport]:

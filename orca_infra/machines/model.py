@@ -327,7 +327,18 @@ class DeleteStray:
     why: str
 
 
-Action = Make | Remove | EndInterrupted | DestroyOwned | DeleteStray
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relabel:
+    """Put back the labels of a wanted machine that somebody took off, or changed, by hand."""
+
+    pool: str
+    provider: str
+    machine: SeenMachine
+    labels: Mapping[str, str]
+    why: str
+
+
+Action = Make | Remove | EndInterrupted | DestroyOwned | DeleteStray | Relabel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

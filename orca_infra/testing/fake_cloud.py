@@ -151,7 +151,7 @@ class FakeCloud:
     lied: set[str] = field(default_factory=set)
 
     def arm(self, verb: str, fault: Fault, times: int = 1) -> None:
-        """Have the next calls of `create`, `list`, `get` or `delete` go wrong so."""
+        """Have the next calls of `create`, `list`, `get`, `label` or `delete` go wrong so."""
         self.armed += [(verb, fault)] * times
 
     def begin_create(self, properties: Mapping[str, object]) -> Operation:
@@ -201,6 +201,14 @@ class FakeCloud:
             return None
         machine = self.machines.get((location, name))
         return machine.seen() if machine is not None and machine.shown_at <= self.clock.now else None
+
+    def put_labels(self, location: str, name: str, uid: str, labels: Mapping[str, str]) -> None:
+        """Give this very machine these labels besides those it has."""
+        if self._meet("label"):
+            return
+        machine = self.machines.get((location, name))
+        if machine is not None and machine.uid == uid:
+            machine.labels = {**machine.labels, **labels}
 
     def plant(self, name: str, location: str, labels: Mapping[str, str]) -> FakeMachine:
         """Make a machine behind everybody's back; lists show it when their lag is over."""
@@ -319,7 +327,7 @@ class FakeProvider:
         return self._translated(lambda: self.cloud.get(location, name))
 
     def delete(self, machine: SeenMachine) -> None:
-        self._acting("delete", self.cloud.machines.get((machine.location, machine.name)))
+        self._acting("delete", self._this(machine))
 
         def delete() -> None:
             operation = self.cloud.begin_delete(machine.location, machine.name, machine.uid)
@@ -327,6 +335,10 @@ class FakeProvider:
             operation.result()
 
         self._translated(delete)
+
+    def relabel(self, machine: SeenMachine, labels: Mapping[str, str]) -> None:
+        self._acting("label", self._this(machine))
+        self._translated(lambda: self.cloud.put_labels(machine.location, machine.name, machine.uid, labels))
 
     def console(self, name: str, location: str) -> str:
         machine = self.cloud.machines.get((location, name))
@@ -337,6 +349,11 @@ class FakeProvider:
 
     def classify(self, message: str) -> OrcaError:
         return classify(message)
+
+    def _this(self, machine: SeenMachine) -> FakeMachine | None:
+        """This very machine, not another of its name."""
+        there = self.cloud.machines.get((machine.location, machine.name))
+        return there if there is not None and there.uid == machine.uid else None
 
     @staticmethod
     def _translated(call: Callable[[], Answer]) -> Answer:

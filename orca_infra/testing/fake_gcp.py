@@ -11,7 +11,9 @@ at once, without capacity, quotas, lag, filters or partial lists, so nothing tha
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import re
 import threading
 import time
@@ -99,6 +101,10 @@ class Instance:
         return dict(self.body.get("labels") or {})
 
     @property
+    def label_fingerprint(self) -> str:
+        return hashlib.sha256(json.dumps(self.labels, sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
     def metadata(self) -> dict[str, str]:
         return {item["key"]: item["value"] for item in self.body.get("metadata", {}).get("items", [])}
 
@@ -169,7 +175,7 @@ class FakeGcp:
     # What tests do.
 
     def arm(self, verb: str, fault: Fault, times: int = 1) -> None:
-        """Have the next calls of `insert`, `delete`, `list`, `get` or `serial` go wrong so."""
+        """Have the next calls of `insert`, `delete`, `label`, `list`, `get` or `serial` go wrong so."""
         with self._lock:
             self._armed += [(verb, fault)] * times
 
@@ -210,6 +216,11 @@ class FakeGcp:
         with self._lock:
             self.named(name).status = "TERMINATED"
 
+    def unlabel(self, name: str) -> None:
+        """Take every label off by hand."""
+        with self._lock:
+            self.named(name).body["labels"] = {}
+
     def remove(self, name: str) -> None:
         """Delete an instance by hand, at once."""
         with self._lock:
@@ -241,6 +252,20 @@ class FakeGcp:
             instance.status = "STOPPING"
             code, message = (fault.reason, fault.message) if fault else ("", "")
             return self._begin("delete", instance, self.delete_seconds + (fault.seconds if fault else 0), code, message)
+
+    def set_labels(self, zone: str, wanted: str, body: dict[str, Any]) -> Operation:
+        """Change an instance's labels, if `labelFingerprint` is of those it has."""
+        fault = self._meet("label", zone)
+        with self._lock:
+            instance = self._find(zone, wanted)
+            if body.get("labelFingerprint") != instance.label_fingerprint:
+                raise ApiError(
+                    412, "conditionNotMet", "Labels fingerprint either invalid or resource labels have changed"
+                )
+            if fault is None:
+                instance.body["labels"] = dict(body.get("labels") or {})
+            code, message = (fault.reason, fault.message) if fault else ("", "")
+            return self._begin("setLabels", instance, fault.seconds if fault else 0, code, message)
 
     def get(self, zone: str, wanted: str) -> Instance:
         self._meet("get", zone)
@@ -387,6 +412,8 @@ class FakeGcp:
             if operation.is_done or operation.due_at > now:
                 continue
             operation.is_done = True
+            if operation.kind == "setLabels":
+                continue
             instance = operation.instance
             key = (instance.zone, instance.name)
             is_there = self.instances.get(key) is instance

@@ -104,6 +104,11 @@ class _Handler(BaseHTTPRequestHandler):
                 lambda at: _operation(cloud.delete(at["zone"], at["name"])),
             ),
             (
+                "POST",
+                rf"{_ZONE}/instances/(?P<name>[^/]+)/setLabels",
+                lambda at: _operation(cloud.set_labels(at["zone"], at["name"], body)),
+            ),
+            (
                 "GET",
                 rf"{_ZONE}/operations/(?P<name>[^/]+)",
                 lambda at: _operation(cloud.operation(at["zone"], at["name"])),
@@ -147,6 +152,8 @@ def _instance(instance: Instance) -> dict[str, Any]:
         **instance.body,
         "kind": "compute#instance",
         "id": str(instance.id),
+        "labels": instance.labels,
+        "labelFingerprint": instance.label_fingerprint,
         "creationTimestamp": instance.created_at.isoformat(timespec="milliseconds"),
         "status": instance.status,
         "zone": f"{_API}/zones/{instance.zone}",

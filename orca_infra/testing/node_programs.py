@@ -60,8 +60,8 @@ def find_node_programs() -> NodePrograms:
     for package, names in PACKAGES.items():
         programs = {name: _installed(package, name) for name in names}
         if any(path is None for path in programs.values()):
-            folder = _unpacked(package)
-            programs = {name: _inside(folder, name) for name in names}
+            folder = unpacked(package)
+            programs = {name: inside(folder, name) for name in names}
         for name, path in programs.items():
             if path is None:
                 raise NodeImpossible(
@@ -82,12 +82,16 @@ def _installed(package: str, name: str) -> Path | None:
     return Path(found) if found else None
 
 
-def _inside(folder: Path, name: str) -> Path | None:
+def inside(folder: Path, name: str) -> Path | None:
+    """A program of an unpacked package."""
     return next((folder / place / name for place in _FOLDERS if (folder / place / name).exists()), None)
 
 
-def _unpacked(package: str) -> Path:
-    """The cache folder with the package's files; its name changes with the distribution and its release."""
+def unpacked(package: str) -> Path:
+    """The cache folder with the files of Debian's package; its name changes with the distribution and its release.
+
+    Raises NodeImpossible saying in one line why it cannot be had.
+    """
     release = Path("/etc/os-release")
     key = (release.read_bytes() if release.exists() else b"") + platform.machine().encode()
     folder = cache_folder() / f"debian-{package}-{hashlib.sha256(key).hexdigest()[:16]}"

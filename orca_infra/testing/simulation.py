@@ -143,12 +143,17 @@ class World:
         return self.cloud_of(machine.location).machines.get((machine.location, machine.name)) is machine
 
     def ours(self) -> list[FakeMachine]:
+        """This stack's machines, less one that only its labels could find, and that has lost them in a lie of its cloud."""
         return [
             machine
             for cloud in self.clouds.values()
             for machine in cloud.machines.values()
-            if machine.labels.get("orca-stack") == STACK_ID
+            if self.is_ours(machine) and (machine.labels.get("orca-stack") == STACK_ID or machine.uid not in cloud.lied)
         ]
+
+    def is_ours(self, machine: FakeMachine) -> bool:
+        """Whether this stack made it, whatever labels it has now."""
+        return machine.labels.get("orca-stack") == STACK_ID or machine.uid in self.workers.lives
 
     def pool(self, name: str) -> Pool:
         return next(pool for pool in self.config.pools if pool.name == name)
@@ -198,7 +203,7 @@ class World:
 
     def _new_loop(self) -> MachinePasses:
         """A loop that remembers nothing."""
-        providers = {name: FakeProvider(cloud, self._delete) for name, cloud in self.clouds.items()}
+        providers = {name: FakeProvider(cloud, self._act) for name, cloud in self.clouds.items()}
         surroundings = Surroundings(
             settings=self.settings,
             database=self.database,
@@ -252,11 +257,11 @@ class World:
         else:
             self.checks.before_delete(machine, name)
 
-    def _delete(self, kind: str, machine: FakeMachine | None) -> None:
+    def _act(self, kind: str, machine: FakeMachine | None) -> None:
         if self.is_dead:
             raise Killed
         self.say(f"  {kind} {machine.name if machine else 'what is gone'} through the provider")
-        if machine is not None:
+        if machine is not None and kind == "delete":
             self.checks.before_delete(machine, machine.name)
             self.checks.nobodys(machine)
 

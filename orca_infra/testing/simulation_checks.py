@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, LiteralString
 
-from orca_infra.machines.model import EVERY_POOL, DeleteStray, MachineState, Make, Pool
+from orca_infra.machines.model import EVERY_POOL, DeleteStray, MachineState, Make, Pool, Relabel
 from orca_infra.testing.fake_cloud import FakeMachine
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Checks:
         self.that(not world.database.is_open, "a transaction is open across a call to the cloud")
         if machine is None:
             return
-        self.that(machine.labels.get("orca-stack") == world.stack_id, f"{name} is another's, and is deleted")
+        self.that(world.is_ours(machine), f"{name} is another's, and is deleted")
         rows = world.rows("select uid, revoked_at from orca.pool_machines where name = %(name)s", name=name)
         for row in rows:
             self.that(row["revoked_at"], f"{name} is deleted, and its token is good")
@@ -163,7 +163,9 @@ class Checks:
         snapshot = result.snapshot
         of_name = {row.name: row.provider for row in snapshot.machines}
         for action in result.plan.actions:
-            if isinstance(action, DeleteStray):
+            if isinstance(action, Relabel):
+                pool, provider = action.pool, action.provider
+            elif isinstance(action, DeleteStray):
                 pool, provider = str(action.machine.labels.get("orca-pool")), action.provider
             elif isinstance(action, Make):
                 pool, provider = action.pool, self.world.pool(action.pool).provider
@@ -241,6 +243,9 @@ class Checks:
         self.that(set(owned) <= set(rows), f"owned and not wanted: {set(owned) - set(rows)}")
         pending = [urn for stack in world.backend.stacks.values() for urn in stack.pending]
         self.that(not pending, f"pending operations are left: {pending}")
+        for machine in ours.values():
+            labels = {"orca-stack": world.stack_id, "orca-pool": rows[machine.name]["pool"]}
+            self.that(dict(machine.labels) == labels, f"{machine.name} has the labels {dict(machine.labels)}")
         for row in rows.values():
             self.that(row["revoked_at"] is None, f"{row['name']} is still being removed")
             self.that(ours[row["name"]].state is MachineState.RUNNING, f"{row['name']} does not run")

@@ -140,7 +140,9 @@ class FakeEngine:
             resource = state.resources[urn]
             cloud, outputs = self._clouds(resource.outputs), resource.outputs
             self._around.acting("delete", cloud.machines.get((outputs["location"], resource.name)), resource.name)
-            operation = cloud.begin_delete(outputs["location"], resource.name, outputs["uid"])
+            # By its name, as clouds' own providers do: whoever has the name by now is deleted.
+            there = cloud.machines.get((outputs["location"], resource.name))
+            operation = cloud.begin_delete(outputs["location"], resource.name, there.uid if there else outputs["uid"])
             self._carry_out(_Step(state, urn, operation, resource.type, None), deadline_seconds, changes, failures)
         self._end("destroy", stack, state, changes, failures)
         return tuple(changes)

@@ -146,6 +146,8 @@ class Events:
                 self.world.say(f"CLOUD loses {machine.name}")
                 life.excuses.add("Vanished")
                 cloud.remove(machine.location, machine.name, machine.uid)
+                if chaos.happens("name taken"):
+                    self._plant_at(machine.location, machine.name)
             elif chaos.happens("worker silent"):
                 self.world.say(f"CLOUD {machine.name} goes silent")
                 life.is_silent = True
@@ -155,8 +157,15 @@ class Events:
                     for urn in [urn for urn in stack.resources if urn.endswith(f"::{machine.name}")]:
                         del stack.resources[urn]
                 self.world.execute("delete from orca.owned where name = %(name)s", name=machine.name)
+            elif chaos.happens("label lost") and self._is_confirmed(machine.uid):
+                self.world.say(f"CLOUD {machine.name} loses a label")
+                machine.labels = self.world.rng.choice([{}, {**machine.labels, "orca-pool": "another"}])
         if chaos.happens("foreign"):
             self._plant()
+
+    def _is_confirmed(self, uid: str) -> bool:
+        """Whether its row lives and knows it: one that nobody knows is only found by its labels."""
+        return bool(self.world.rows("select from orca.pool_machines where uid = %(uid)s and ended_at is null", uid=uid))
 
     def _plant(self) -> None:
         """Another stack's machine, or a person's, under a name that could be ours."""
@@ -170,6 +179,10 @@ class Events:
             return
         if (location, name) in cloud.machines:
             return
+        self._plant_at(location, name)
+
+    def _plant_at(self, location: str, name: str) -> None:
+        cloud = self.world.cloud_of(location)
         labels = self.world.rng.choice([{"orca-stack": "anotherstacksids", "orca-pool": "p"}, {}])
         machine = cloud.plant(name, location, labels)
         self.world.say(f"CLOUD another's {name} in {location}")

@@ -126,6 +126,12 @@ def only(machines: Any) -> SeenMachine:
     return machine
 
 
+def only_named(harness: Harness, name: str) -> SeenMachine:
+    machine = harness.provider.get(name, "a")
+    assert machine is not None
+    return machine
+
+
 def birth(**more: Any) -> Birth:
     values = {"name": "orca-p-1", "pool": "p", "type": "small", "location": "a", "spot": False, "image": "worker:1"}
     return Birth(**{**values, "labels": LABELS, **more})
@@ -195,6 +201,32 @@ def test_a_deletion_that_fails_says_so_and_leaves_the_machine(harness: Harness) 
     with pytest.raises(Transient):
         harness.provider.delete(machine)
     assert only(harness.provider.list()) == machine
+
+
+def test_labels_are_put_on_this_very_machine_beside_those_that_it_has(harness: Harness) -> None:
+    harness.make("orca-p-1", labels={"orca-pool": "another", "team": "red"})
+    first = only_named(harness, "orca-p-1")
+    harness.provider.relabel(first, LABELS)
+    labelled = only_named(harness, "orca-p-1")
+    assert dict(labelled.labels) == {**LABELS, "team": "red"}
+    assert (labelled.uid, labelled.state) == (first.uid, first.state)
+    assert only(harness.provider.list()) == labelled
+    harness.provider.relabel(first, LABELS)
+    assert only_named(harness, "orca-p-1") == labelled
+
+
+def test_labels_that_cannot_be_put_on_are_an_error_and_those_of_what_is_gone_are_none(harness: Harness) -> None:
+    harness.make("orca-p-1", labels={"team": "red"})
+    first = only_named(harness, "orca-p-1")
+    harness.fail("label", Transient)
+    with pytest.raises(Transient):
+        harness.provider.relabel(first, LABELS)
+    assert dict(only_named(harness, "orca-p-1").labels) == {"team": "red"}
+    harness.provider.delete(first)
+    harness.provider.relabel(first, LABELS)
+    harness.make("orca-p-1", labels={"team": "blue"})
+    harness.provider.relabel(first, LABELS)
+    assert dict(only_named(harness, "orca-p-1").labels) == {"team": "blue"}
 
 
 @pytest.mark.parametrize("state", [MachineState.PREEMPTED, MachineState.STOPPED])

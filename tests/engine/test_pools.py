@@ -14,6 +14,7 @@ from orca_infra.errors import StackLocked
 from orca_infra.loop.passes import configure_providers, look
 from orca_infra.machines import apply as hands_of_machines
 from orca_infra.machines.decide import decide
+from orca_infra.machines.hands import MachineHands
 from orca_infra.machines.model import MachineState, Make, Plan, Remove, Snapshot
 from orca_infra.machines.providers.local_cloud import MachineRequest
 
@@ -37,7 +38,7 @@ types = [{{ {types} }}]
 """
 
 
-def plan_of(world: Any) -> tuple[Plan, Snapshot, hands_of_machines.MachineHands]:
+def plan_of(world: Any) -> tuple[Plan, Snapshot, MachineHands]:
     """A pass as far as its decision."""
     providers = configure_providers(world.config, world.surroundings)
     hands = world.passes._hands(world.config, providers)
@@ -189,6 +190,18 @@ def test_a_stray_goes_after_the_grace_and_what_is_not_this_stacks_stays(passes: 
     w.queue()
     w.run_pass()
     assert w.reasons() == {"orca-p-9": None}  # above every number that the provider lists
+
+
+def test_labels_that_were_taken_off_by_hand_are_put_back_and_no_engine_is_started(passes: Passes) -> None:
+    w = passes()
+    name = w.machine_with_worker()
+    labels = w.cloud.get(name).labels
+    operations = w.operations()
+    w.cloud.relabel(name, {"team": "red"})
+    assert w.run_pass().changed == 1
+    assert w.cloud.get(name).labels == {**labels, "team": "red"}
+    assert w.run_pass().changed == 0
+    assert (w.reasons(), w.operations()) == ({name: None}, operations)
 
 
 def test_too_many_strays_are_taken_for_a_mistake_and_none_is_deleted(passes: Passes, wait_until: WaitUntil) -> None:

@@ -54,6 +54,9 @@ class Translated(GcpProvider):
     def delete(self, machine: SeenMachine) -> None:
         super().delete(replace(machine, location=PLACES[machine.location]))
 
+    def relabel(self, machine: SeenMachine, labels: Mapping[str, str]) -> None:
+        super().relabel(replace(machine, location=PLACES[machine.location]), labels)
+
     def console(self, name: str, location: str) -> str:
         return super().console(name, PLACES[location])
 

@@ -181,6 +181,63 @@ def test_a_stray_made_in_the_console_goes_and_what_is_anothers_stays(gcp: Gcp) -
     assert w.reasons() == {"orca-p-9": None}  # above every number that Google lists
 
 
+def test_a_name_that_another_stack_took_is_not_deleted_with_the_machine_that_had_it(gcp: Gcp, toml: Toml) -> None:
+    """The engine deletes by name; a machine that is gone is only forgotten by the state."""
+    w = gcp()
+    w.configure(toml(spot="true"))
+    w.queue(2)
+    w.run_pass()
+    w.hello("orca-p-1", "orca-p-2")
+    w.execute("update orca.runs set state = 'canceled'")
+    assert settled(w, "orca-p-1", "orca-p-2")
+    operations = w.operations()
+
+    w.cloud.preempt("orca-p-1")
+    w.cloud.plant("orca-p-1", labels={"orca-stack": "anotherstacksids", "orca-pool": "p"})
+    w.pass_until(lambda: w.reasons()["orca-p-1"] == "Vanished", 30)
+    assert w.listed() == ["orca-p-1", "orca-p-2"]
+    assert [resource.name for resource in w.engine.state(w.stack).resources] == ["orca-p-2"]
+    assert w.rows("select name from orca.owned") == [{"name": "orca-p-2"}]
+    assert w.operations() == operations
+
+    # Taken between the decision to remove it for another reason and the removal.
+    w.execute("update orca.pool_machines set drain_at = now() where name = 'orca-p-2'")
+    real_list = w.provider.list
+
+    def then_it_is_taken() -> Any:
+        seen = real_list()
+        w.cloud.preempt("orca-p-2")
+        w.cloud.plant("orca-p-2", labels={"orca-stack": "anotherstacksids", "orca-pool": "p"})
+        w.provider.list = real_list
+        return seen
+
+    w.provider.list = then_it_is_taken
+    w.run_pass()
+    assert w.reasons()["orca-p-2"] == "Drained"
+    assert w.listed() == ["orca-p-1", "orca-p-2"]
+    assert w.engine.state(w.stack).resources == ()
+    assert w.run_pass().changed == 0
+
+
+def test_labels_that_were_taken_off_by_hand_are_put_back(gcp: Gcp) -> None:
+    w = gcp()
+    w.queue()
+    w.run_pass()
+    w.hello("orca-p-1")
+    before = w.cloud.named("orca-p-1").labels
+    operations = w.operations()
+    w.cloud.unlabel("orca-p-1")
+    assert w.provider.list() == []  # Google's list is asked for the label: the machine is not in it
+    w.cloud.arm("label", Fault(status=412, reason="conditionNotMet", message="Labels fingerprint either invalid"))
+    assert w.run_pass().changed == 0
+    assert "labels not put back yet" in w.log.events()
+    w.run_pass()
+    assert w.cloud.named("orca-p-1").labels == {key: before[key] for key in ("orca-stack", "orca-pool")}
+    assert w.reasons() == {"orca-p-1": None}
+    assert w.run_pass().changed == 0
+    assert w.operations() == operations
+
+
 def test_a_delete_that_fails_leaves_the_machine_which_is_deleted_later(gcp: Gcp) -> None:
     w = gcp()
     w.queue()

@@ -32,6 +32,7 @@ from orca_infra.machines.model import (
     Progress,
     Reason,
     Refusal,
+    Relabel,
     Remove,
     SeenMachine,
     Snapshot,
@@ -387,7 +388,13 @@ def quiet_worlds(draw: st.DrawFn) -> World:
         demand={pool: Demand(aged=draw(st.integers(0, free)), waiting=free) for pool, free in room.items()},
         machines=tuple(machines),
         seen=tuple(
-            (row.provider, draw(seen_machines(row.name, row.pool).filter(lambda m: m.state is MachineState.RUNNING)))
+            (
+                row.provider,
+                replace(
+                    draw(seen_machines(row.name, row.pool).filter(lambda m: m.state is MachineState.RUNNING)),
+                    labels={STACK_LABEL: STACK_ID, POOL_LABEL: row.pool},
+                ),
+            )
             for row in machines
             if draw(st.booleans())
         ),
@@ -403,6 +410,26 @@ def test_when_nothing_is_wanted_and_nothing_is_wrong_nothing_is_done(world: Worl
     assert plan.actions == ()
     assert plan.strays_held == ()
     assert plan.next_due_at is None
+
+
+@QUICK
+@given(quiet_worlds(), st.sampled_from(["", "theirs"]), st.sampled_from([STACK_LABEL, POOL_LABEL]))
+def test_of_wanted_machines_exactly_those_without_their_labels_get_them_back(
+    world: World, instead: str, label: str
+) -> None:
+    snapshot, pools, limits = world
+    kept = {key: value for key, value in {label: instead}.items() if value}
+    changed = tuple(
+        (provider, replace(machine, labels={**machine.labels, label: "", **kept}))
+        for provider, machine in snapshot.seen
+    )
+    plan = decide(replace(snapshot, seen=changed), pools, limits)
+    wanted = [machine.name for _, machine in snapshot.seen if machine.uid == "uid"]
+    assert [action.machine.name for action in plan.actions if isinstance(action, Relabel)] == wanted
+    assert len(plan.actions) == len(wanted)
+    for action in plan.actions:
+        assert isinstance(action, Relabel)
+        assert action.labels == {label: STACK_ID if label == STACK_LABEL else action.pool}
 
 
 # The search for a machine, driven over time as apply drives it: every candidate is out of capacity.

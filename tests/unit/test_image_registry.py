@@ -6,13 +6,9 @@ import base64
 import hashlib
 import json
 import os
-import shutil
 import socket
-import subprocess
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -406,84 +402,3 @@ def test_a_broken_configuration_has_no_login(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     assert login_for("registry.example", {"DOCKER_CONFIG": str(tmp_path)}) is None
     assert login_for("registry.example", {"DOCKER_CONFIG": str(tmp_path / "none")}) is None
-
-
-# Debian's registry.
-
-
-@pytest.fixture
-def real_registry(tmp_path: Path) -> Iterator[str]:
-    program = shutil.which("docker-registry", path=f"{os.environ['PATH']}:/usr/bin")
-    if program is None:
-        pytest.skip("docker-registry is not installed (apt-get install docker-registry)")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    config = tmp_path / "registry.yml"
-    config.write_text(
-        f"version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: {tmp_path}/data}}}}\n"
-        f"http: {{addr: 127.0.0.1:{port}}}\n"
-    )
-    process = subprocess.Popen([program, "serve", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 20
-        while True:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/", timeout=2).close()
-                break
-            except OSError:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-        yield f"127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-def push(host: str, path: str, body: bytes, kind: str, method: str = "PUT") -> str:
-    request = urllib.request.Request(f"http://{host}{path}", body, {"Content-Type": kind}, method=method)
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        return str(answer.headers.get("Location", ""))
-
-
-def push_blob(host: str, name: str, body: bytes) -> str:
-    place = push(host, f"/v2/{name}/blobs/uploads/", b"", "application/octet-stream", "POST")
-    url = urlsplit(place)
-    push(host, f"{url.path}?{url.query}&digest={digest_of(body)}", body, "application/octet-stream")
-    return digest_of(body)
-
-
-def push_image(host: str, architecture: str, tag: str) -> dict[str, Any]:
-    config = json.dumps(
-        {"architecture": architecture, "os": "linux", "rootfs": {"type": "layers", "diff_ids": []}}
-    ).encode()
-    value = {
-        "schemaVersion": 2,
-        "mediaType": DOCKER,
-        "config": {
-            "mediaType": "application/vnd.docker.container.image.v1+json",
-            "size": len(config),
-            "digest": push_blob(host, "worker", config),
-        },
-        "layers": [],
-    }
-    body = json.dumps(value).encode()
-    push(host, f"/v2/worker/manifests/{tag}", body, DOCKER)
-    return {
-        "mediaType": DOCKER,
-        "size": len(body),
-        "digest": digest_of(body),
-        "platform": {"os": "linux", "architecture": architecture},
-    }
-
-
-def test_debians_registry_gives_a_single_image_and_a_list(real_registry: str) -> None:
-    entries = [push_image(real_registry, architecture, architecture) for architecture in ("amd64", "arm64")]
-    body = json.dumps({"schemaVersion": 2, "mediaType": LIST, "manifests": entries}).encode()
-    push(real_registry, "/v2/worker/manifests/both", body, LIST)
-    asked: Any = RegistryArchitectures(logins=lambda _: None)
-    assert asked(f"{real_registry}/worker:arm64") == {"arm64"}
-    assert asked(f"{real_registry}/worker:both") == {"amd64", "arm64"}
-    assert asked(f"{real_registry}/worker@{digest_of(body)}") == {"amd64", "arm64"}
-    with pytest.raises(Refused, match="404"):
-        asked(f"{real_registry}/worker:none")

@@ -22,6 +22,7 @@ from orca_infra.machines.model import (
     Plan,
     PoolReport,
     Reason,
+    Relabel,
     Remove,
     SeenMachine,
     Snapshot,
@@ -46,6 +47,7 @@ ACTIONS: tuple[Action, ...] = (
     EndInterrupted(pool="p", name=EVIL, why=EVIL),
     DestroyOwned(pool="p", name=EVIL, why=EVIL),
     DeleteStray(provider="local", machine=STRAY, why=EVIL),
+    Relabel(pool="p", provider="local", machine=STRAY, labels={EVIL: EVIL}, why=EVIL),
 )
 SNAPSHOT = Snapshot(now=NOW, stack_id="s", hearing_since=NOW, unreadable={"gcp": f"provider gcp: {EVIL}"})
 
@@ -94,6 +96,7 @@ def status(text: str) -> dict[str, Any]:
     offer = {
         "type": text,
         "location": text,
+        "spot": True,
         "class": text,
         "times": 3,
         "since": "2026-01-01T00:00:00.1",

@@ -83,7 +83,7 @@ where ended_at > now() - make_interval(secs => %(seconds)s) and uid is not null
 select stack, name from orca.owned where stack like %(pattern)s
 
 -- name: owned_of_stack
-select name, urn from orca.owned where stack = %(stack)s
+select name, urn, uid from orca.owned where stack = %(stack)s
 
 -- name: machines_named
 select name, provider, location, uid, ended_at, extract(epoch from now() - created_at)::float8 as age_seconds

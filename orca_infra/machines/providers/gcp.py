@@ -38,7 +38,7 @@ class GcpProvider:
         endpoint: str = "",
         types: Collection[str] = (),
         zones: Collection[str] = (),
-        delete_wait_seconds: float = 5.0,
+        change_wait_seconds: float = 5.0,
     ) -> None:
         """`endpoint`: GOOGLE_COMPUTE_CUSTOM_ENDPOINT, which Pulumi's provider reads too.
 
@@ -47,14 +47,14 @@ class GcpProvider:
             endpoint: another than Google's; empty for Google's.
             types: whose architecture to state: those of the pools.
             zones: where pools make machines; one that cannot be read holds back the pass. None named: any that cannot.
-            delete_wait_seconds: how long a delete is looked at; a longer one goes on at Google.
+            change_wait_seconds: how long a deletion or a change is looked at; a longer one goes on at Google.
 
         """
         self._config = config
         self._endpoint = endpoint
         self._types = types
         self._zones = frozenset(zones)
-        self._delete_wait_seconds = delete_wait_seconds
+        self._change_wait_seconds = change_wait_seconds
 
     def render(self, birth: Birth) -> Declaration:
         """Raises Refused when the location is no zone's name, or a value cannot stand in a worker's environment."""
@@ -106,7 +106,11 @@ class GcpProvider:
 
     def delete(self, machine: SeenMachine) -> None:
         """Raises by meaning when Google says at once, or within a few seconds, that it cannot."""
-        self._api().delete(machine.uid, machine.location, wait_seconds=self._delete_wait_seconds)
+        self._api().delete(machine.uid, machine.location, wait_seconds=self._change_wait_seconds)
+
+    def relabel(self, machine: SeenMachine, labels: Mapping[str, str]) -> None:
+        """Raises by meaning; Transient when somebody else changed its labels at the same time."""
+        self._api().relabel(machine.uid, machine.location, labels, wait_seconds=self._change_wait_seconds)
 
     def console(self, name: str, location: str) -> str:
         return self._api().console(name, location)

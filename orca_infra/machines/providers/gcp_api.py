@@ -1,4 +1,4 @@
-"""Google's compute API as the `gcp` provider needs it: four calls over REST, with google-auth's credentials.
+"""Google's compute API as the `gcp` provider needs it: five calls over REST, with google-auth's credentials.
 
 Not google-cloud-compute: it registers google.rpc.Status, as Pulumi's SDK does too, and protobuf refuses the second of them in
 one process; besides it takes 4 s and 170 MB to import, and its 1.57 has no returnPartialSuccess.
@@ -8,6 +8,7 @@ No call is repeated here and each has a deadline: the next pass asks again. What
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Collection, Mapping
 from datetime import datetime
@@ -86,19 +87,22 @@ class ComputeApi:
 
         Returns once it is gone, or after `wait_seconds` while Google is still at it.
         """
-        deadline = time.monotonic() + wait_seconds
-        try:
-            operation = self._call("DELETE", f"/zones/{zone}/instances/{uid}")
-            while True:
-                errors = operation.get("error", {}).get("errors", [])
-                if errors:
-                    raise classify(" ".join(f"{item.get('code')}: {item.get('message')}" for item in errors))
-                if operation.get("status") == "DONE" or time.monotonic() >= deadline:
-                    return
-                time.sleep(_POLL_SECONDS)
-                operation = self._call("GET", f"/zones/{zone}/operations/{operation['name']}")
-        except _Missing:
-            return
+        with contextlib.suppress(_Missing):
+            self._wait(zone, self._call("DELETE", f"/zones/{zone}/instances/{uid}"), wait_seconds)
+
+    def relabel(self, uid: str, zone: str, labels: Mapping[str, str], *, wait_seconds: float) -> None:
+        """Give this very instance these labels besides those it has; one that is gone is fine.
+
+        Raises Transient when its labels were changed by somebody else meanwhile.
+        """
+        with contextlib.suppress(_Missing):
+            instance = self._call("GET", f"/zones/{zone}/instances/{uid}")
+            body = {
+                "labels": {**instance.get("labels", {}), **labels},
+                "labelFingerprint": instance.get("labelFingerprint", ""),
+            }
+            operation = self._call("POST", f"/zones/{zone}/instances/{uid}/setLabels", body=body)
+            self._wait(zone, operation, wait_seconds)
 
     def console(self, name: str, zone: str) -> str:
         """The end of its first serial port's output; empty when there is no such instance."""
@@ -108,7 +112,21 @@ class ComputeApi:
         except _Missing:
             return ""
 
-    def _call(self, method: str, path: str, query: Mapping[str, str] | None = None) -> _Json:
+    def _wait(self, zone: str, operation: _Json, wait_seconds: float) -> None:
+        """Look at an operation until it is done or the time is over. Raises by meaning when it failed."""
+        deadline = time.monotonic() + wait_seconds
+        while True:
+            errors = operation.get("error", {}).get("errors", [])
+            if errors:
+                raise classify(" ".join(f"{item.get('code')}: {item.get('message')}" for item in errors))
+            if operation.get("status") == "DONE" or time.monotonic() >= deadline:
+                return
+            time.sleep(_POLL_SECONDS)
+            operation = self._call("GET", f"/zones/{zone}/operations/{operation['name']}")
+
+    def _call(
+        self, method: str, path: str, query: Mapping[str, str] | None = None, *, body: _Json | None = None
+    ) -> _Json:
         import google.auth.exceptions
         import requests
 
@@ -117,6 +135,7 @@ class ComputeApi:
                 method,
                 self._base + path,
                 params=query,
+                json=body,
                 timeout=(_CONNECT_SECONDS, _CALL_SECONDS),
                 allow_redirects=False,
             )

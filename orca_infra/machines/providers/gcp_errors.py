@@ -48,7 +48,7 @@ _MEANINGS = (
         Transient,
         r"\bError 5\d\d\b|\bbackendError\b|\binternalError\b|\bINTERNAL_ERROR\b|\bRESOURCE_NOT_READY\b|resourceNotReady"
         r"|connection reset|connection refused|no such host|i/o timeout|TLS handshake timeout|context deadline exceeded"
-        r"|unexpected EOF|network is unreachable",
+        r"|unexpected EOF|network is unreachable|[Ll]abels? ?[Ff]ingerprint",
     ),
     _Meaning(Conflict, r"\balreadyExists\b|\bRESOURCE_ALREADY_EXISTS\b|\bALREADY_EXISTS\b|' already exists"),
     _Meaning(

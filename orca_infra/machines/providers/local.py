@@ -59,6 +59,9 @@ class LocalProvider:
     def delete(self, machine: SeenMachine) -> None:
         self._cloud.delete(machine.name, uid=machine.uid)
 
+    def relabel(self, machine: SeenMachine, labels: Mapping[str, str]) -> None:
+        self._cloud.put_labels(machine.name, machine.uid, labels)
+
     def console(self, name: str, location: str) -> str:  # noqa: ARG002
         return self._cloud.console(name)
 

@@ -52,7 +52,7 @@ CODES: Mapping[str, type[OrcaError]] = {
 """The code word with which a message begins, and what it means."""
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
-VERBS = ("create", "list", "get", "delete")
+VERBS = ("create", "list", "get", "delete", "label")
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INHERITED = ("PATH", "LANG", "HOME", "PYTHONPATH")
@@ -230,6 +230,17 @@ class LocalCloud:
         with self._translated():
             record = self._change(name, labels=labels)
             return self._seen(record, self._state(record, boot_id()))
+
+    def put_labels(self, name: str, uid: str, labels: Mapping[str, str]) -> None:
+        """Gives this very machine these labels besides those it has; one that is gone, or has another uid, is left alone."""
+        with self._translated():
+            machine = self._path(name)
+            record = read_record(machine)
+            self._meet_fault("label", record["location"] if record else None)
+            with locked(self.folder):
+                record = read_record(machine)
+                if record is not None and record["uid"] == uid:
+                    write_json(machine / RECORD, {**record, "labels": {**record["labels"], **labels}})
 
     def arm(
         self,

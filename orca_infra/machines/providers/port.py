@@ -51,6 +51,9 @@ class MachineProvider(Protocol):
     def delete(self, machine: SeenMachine) -> None:
         """Delete a stray; one that is gone, or another of the same name, is left alone."""
 
+    def relabel(self, machine: SeenMachine, labels: Mapping[str, str]) -> None:
+        """Give this very machine these labels besides those it has; one that is gone is fine, and another is left alone."""
+
     def console(self, name: str, location: str) -> str:
         """The end of what its serial console said; empty when there is none."""
 
