@@ -52,7 +52,7 @@ def machines_list(
     Example: orca-infra machines list --all
     """
     from orca_infra.cli import open_for_command, print_json
-    from orca_infra.screen import rows_for_people
+    from orca_infra.screen import kind_of, rows_for_people
     from orca_infra.status import read_machines
 
     surroundings = open_for_command()
@@ -64,7 +64,11 @@ def machines_list(
             ("machine", "pool", "type", "location", "state", "runs", "age", "heard", "uid"),
             [
                 (
-                    *(row[key] for key in ("name", "pool", "type", "location", "state")),
+                    row["name"],
+                    row["pool"],
+                    kind_of(row),
+                    row["location"],
+                    row["state"],
                     f"{row['running']}/{row['slots']}",
                     now - row["created_at"],
                     now - row["seen_at"] if row["seen_at"] else "-",
@@ -77,7 +81,7 @@ def machines_list(
         rows_for_people(
             ("ended", "pool", "type", "location", "ago", "reason"),
             [
-                (*(row[key] for key in ("name", "pool", "type", "location")), now - row["ended_at"], row["reason"])
+                (row["name"], row["pool"], kind_of(row), row["location"], now - row["ended_at"], row["reason"])
                 for row in ended
             ],
             "",

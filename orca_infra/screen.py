@@ -57,7 +57,7 @@ def status_for_people(status: Mapping[str, Any]) -> None:
     for pool in status["pools"]:
         for offer in pool["refused"]:
             times = f"{offer['times']} times" if offer["times"] > 1 else "once"
-            place = f"{offer['type']}{_spot(offer['spot'])} in {offer['location']}"
+            place = f"{kind_of(offer)} in {offer['location']}"
             out.print(
                 _text(
                     f"{pool['pool']}: {place}: {offer['class']} {times} since {offer['since'][:19]}: {offer['message']}"
@@ -68,7 +68,7 @@ def status_for_people(status: Mapping[str, Any]) -> None:
         for row in status["ended"]:
             table.add_row(
                 _text(row["name"]),
-                _text(row["type"]),
+                _text(kind_of(row)),
                 _text(row["location"]),
                 ago(row["ended_at"], now),
                 _text(row["reason"]),
@@ -130,7 +130,7 @@ def describe(action: Action) -> str:
 def _sentence(action: Action) -> str:
     match action:
         case Make():
-            offers = ", ".join(f"{c.type}{_spot(c.spot)} in {c.location}" for c in action.candidates)
+            offers = ", ".join(f"{c.type}{_spot(spot=c.spot)} in {c.location}" for c in action.candidates)
             machines = "machine" if action.count == 1 else "machines"
             return f"make {action.count} {machines} for {action.pool}: {action.why}; tried in turn: {offers}"
         case Remove():
@@ -147,7 +147,12 @@ def _sentence(action: Action) -> str:
             return f"delete stray {action.machine.name} in {action.machine.location}: {action.why}"
 
 
-def _spot(spot: object) -> str:
+def kind_of(row: Mapping[str, Any]) -> str:
+    """A machine's or an offer's type, and whether its provider may take it away."""
+    return f"{row['type']}{_spot(spot=row['spot'])}"
+
+
+def _spot(*, spot: bool) -> str:
     return " (spot)" if spot else ""
 
 
@@ -175,7 +180,7 @@ def _machine_table(machines: list[dict[str, Any]], now: datetime) -> Table:
     for machine in machines:
         table.add_row(
             _text(machine["name"]),
-            _text(machine["type"]),
+            _text(kind_of(machine)),
             _text(machine["location"]),
             _text(machine["state"], style=_STATE_STYLES.get(machine["state"], "")),
             f"{machine['running']}/{machine['slots']}",

@@ -24,6 +24,7 @@ comment on column orca.pool_machines.pool is 'Its pool.';
 comment on column orca.pool_machines.number is 'Never used twice in a pool.';
 comment on column orca.pool_machines.provider is 'The provider that was asked, such as gcp or local.';
 comment on column orca.pool_machines.type is 'The machine type that was asked for.';
+comment on column orca.pool_machines.spot is 'Whether its provider may take it away at any time.';
 comment on column orca.pool_machines.location is 'Where it was asked for.';
 comment on column orca.pool_machines.rendered is 'What is declared to the engine; written once, at birth, with a placeholder for the token.';
 comment on column orca.pool_machines.token_hash is 'SHA-256 of the worker''s token; the token is stored in no row.';
@@ -100,6 +101,10 @@ comment on column orca.hearing.single is 'Always true: there is one row.';
 comment on column orca.hearing.since is 'Since when they could be heard without a gap.';
 comment on column orca.hearing.read_at is 'When heartbeats were read last.';
 
+comment on table orca.cloud_identity is 'The account of a provider that this family''s machines are in; one row for each provider. Kept until it is deleted by hand.';
+comment on column orca.cloud_identity.provider is 'The provider, such as gcp.';
+comment on column orca.cloud_identity.account is 'On Google Cloud: the project''s id.';
+comment on column orca.cloud_identity.first_seen is 'When the base was first made there.';
 comment on table orca.cluster_identity is 'The Kubernetes cluster that this family belongs to; one row. Kept for ever.';
 comment on column orca.cluster_identity.single is 'Always true: there is one row.';
 comment on column orca.cluster_identity.uid is 'The uid of its namespace kube-system.';

@@ -14,6 +14,7 @@ from orca_infra.config import Config
 from orca_infra.errors import SetupError
 from orca_infra.log import Log
 from orca_infra.machines import apply as hands_of_machines
+from orca_infra.machines.account import foreign_account
 from orca_infra.machines.decide import decide
 from orca_infra.machines.hands import MachineHands
 from orca_infra.machines.model import Plan, Pool, Snapshot
@@ -183,6 +184,7 @@ def make_providers(surroundings: Surroundings, config: Config | None = None) -> 
             endpoint=os.environ.get("GOOGLE_COMPUTE_CUSTOM_ENDPOINT", ""),  # Pulumi's provider reads the same
             types={kind.type for kind in kinds},
             zones={zone for kind in kinds for zone in kind.locations},
+            refuses=foreign_account(surroundings.database, "gcp", config.gcp.project),
         )
     return providers
 

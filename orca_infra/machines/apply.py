@@ -264,6 +264,7 @@ def _record(
                 "provider": pool.provider,
                 "type": candidate.type,
                 "location": candidate.location,
+                "spot": candidate.spot,
                 "rendered": json.dumps(declaration),
                 "token_hash": token_hash(token),
             },

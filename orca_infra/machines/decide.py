@@ -412,7 +412,9 @@ def _search(pool: Pool, view: _View, steps: Sequence[int], *, count: int, why: s
     if not candidates:
         candidates, left_out = left_out, []
     if left_out:
-        places = ", ".join(f"{candidate.type}{_spot(candidate.spot)} in {candidate.location}" for candidate in left_out)
+        places = ", ".join(
+            f"{candidate.type}{_spot(spot=candidate.spot)} in {candidate.location}" for candidate in left_out
+        )
         why += f"; left out, as another pool found no capacity there just now: {places}"
     return Make(
         pool=pool.name,
@@ -445,12 +447,12 @@ def _remembered(pool: Pool, snapshot: Snapshot) -> str:
 
 def _refusal_words(refusal: Refusal, now: datetime) -> str:
     times = "once" if refusal.times == 1 else f"{refusal.times} times"
-    spot = _spot(refusal.spot)
+    spot = _spot(spot=refusal.spot)
     ago = _since(refusal.last_at, now)
     return f"{refusal.type}{spot} in {refusal.location} ({refusal.kind} {times}, {ago:.0f} s ago)"
 
 
-def _spot(spot: bool) -> str:  # noqa: FBT001  (what it says of a type)
+def _spot(*, spot: bool) -> str:
     return " (spot)" if spot else ""
 
 

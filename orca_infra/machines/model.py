@@ -135,6 +135,7 @@ class MachineRow:
     removal_reason: str | None = None
     first_seen_at: datetime | None = None
     seen_at: datetime | None = None
+    spot: bool = False
     slots: int = 0
     running: int = 0
     last_run_ended_at: datetime | None = None

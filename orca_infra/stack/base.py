@@ -6,9 +6,10 @@ import os
 
 import pulumi
 
-from orca_infra.config import load_config
+from orca_infra.config import Config, load_config
 from orca_infra.errors import OrcaError, UserError
 from orca_infra.kube.labels import STACK_LABEL
+from orca_infra.machines.account import claim_account
 from orca_infra.machines.observe import SQL, machine_stack
 from orca_infra.machines.program import with_token
 from orca_infra.machines.providers import resource_types
@@ -42,19 +43,21 @@ def main() -> None:
 def _declare_base(surroundings: Surroundings) -> None:
     """The identity, which makes the engine refuse a database of another state; and what the loop needs on a cluster."""
     settings, stack_id = surroundings.settings, surroundings.stack_id
+    # First: a file that is no good is refused before anything is registered.
+    config = load_config(settings.config_path) if settings.config_path.exists() else None
+    if config is not None and config.gcp is not None:
+        claim_account(surroundings.database, "gcp", config.gcp.project, remember=not pulumi.runtime.is_dry_run())
     identity = pulumi.CustomResource("orca:index:Identity", "identity", {"id": stack_id, "stack": settings.stack})
     if settings.uses_cluster:
         _declare_cluster(settings, stack_id, identity)
-    _declare_clouds(settings, stack_id, identity)
+    if config is not None:
+        _declare_clouds(config, stack_id, identity)
     pulumi.export("id", stack_id)
     pulumi.export("family", settings.stack)
 
 
-def _declare_clouds(settings: Settings, stack_id: str, identity: pulumi.CustomResource) -> None:
+def _declare_clouds(config: Config, stack_id: str, identity: pulumi.CustomResource) -> None:
     """What the pools of orca.toml need where they are; without the file there are no pools yet."""
-    if not settings.config_path.exists():
-        return
-    config = load_config(settings.config_path)
     zones = [zone for pool in config.pools if pool.provider == "gcp" for kind in pool.types for zone in kind.locations]
     if config.gcp is not None and zones:
         # Imported here: it brings Pulumi's provider for Google Cloud along, which is heavy.

@@ -44,6 +44,7 @@ create or replace function sim.now() returns timestamptz language sql stable as 
 $$;
 do $$ begin
     execute format('alter database %I set search_path = sim, pg_catalog, public', current_database());
+    execute format('alter database %I set synchronous_commit = off', current_database());  -- nothing has to survive here
 end $$;
 """
 

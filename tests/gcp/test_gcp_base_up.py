@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Callable
@@ -10,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from orca_infra.loop.passes import configure_providers
 from orca_infra.machines.tokens import worker_token
 from orca_infra.stack.engine import engine_environment
 from orca_infra.stack.tools import require_tool
+from orca_infra.testing.fake_gcp import PROJECT
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -94,3 +97,38 @@ def test_a_mistake_in_the_file_is_one_sentence(gcp: Gcp, home: Path, pulumi: Cal
     said = pulumi(w, "up", "--yes", "--skip-preview", "--stack", "test", code=1)
     assert "[gcp] project: missing" in said.stdout + said.stderr
     assert "Traceback" not in said.stdout + said.stderr
+    assert w.engine.state("test").resources == ()  # nothing half-made
+
+
+def test_the_project_is_kept_from_the_first_up_on_and_another_is_refused_by_program_and_loop(
+    gcp: Gcp, toml: Toml, home: Path, pulumi: Callable[..., Any]
+) -> None:
+    w = gcp()
+    other = toml().replace(f'project = "{PROJECT}"', 'project = "another-project"')
+    pulumi(w, "stack", "init", "test")
+    (home / "orca.toml").write_text(other)
+    pulumi(w, "preview", "--stack", "test")
+    assert w.count("orca.cloud_identity") == 0  # a look keeps nothing
+    (home / "orca.toml").write_text(toml())
+    pulumi(w, "up", "--yes", "--skip-preview", "--stack", "test")
+    assert [row["account"] for row in w.rows("select account from orca.cloud_identity")] == [PROJECT]
+
+    made = json.dumps(w.cloud.others)
+    (home / "orca.toml").write_text(other)
+    for command in (["preview"], ["up", "--yes", "--skip-preview"]):
+        said = pulumi(w, *command, "--stack", "test", code=1)
+        assert f"this stack's machines on gcp are in {PROJECT}" in said.stdout + said.stderr
+        assert "Traceback" not in said.stdout + said.stderr
+    assert json.dumps(w.cloud.others) == made
+
+    w.cloud.calls.clear()
+    w.passes._providers = lambda config: configure_providers(config, w.surroundings)
+    w.configure(other)
+    w.queue()
+    assert w.run_pass().changed == 0
+    [row] = w.rows("select message from orca.pool_status where pool = 'p'")
+    assert "orca.toml says another-project: set it back" in row["message"]
+    assert (w.cloud.calls, w.operations()) == ([], [])
+    w.configure(toml())
+    w.queue()
+    assert w.run_pass().changed == 1

@@ -14,7 +14,7 @@ from orca_infra.testing.simulation_world import prepare_database
 
 pytestmark = pytest.mark.postgres
 
-SEEDS = int(os.environ.get("ORCA_SIM_SEEDS", "1000"))
+SEEDS = int(os.environ.get("ORCA_SIM_SEEDS", "2000"))
 PROCESSES = 2
 #: Seeds that once failed, and what of.
 FAILED = {
@@ -31,7 +31,7 @@ FAILED = {
 
 @pytest.mark.timeout(1800)
 def test_many_seeds(postgres_server: Any) -> None:
-    """ORCA_SIM_SEEDS says how many (1000)."""
+    """ORCA_SIM_SEEDS says how many (2000)."""
     share = -(-SEEDS // PROCESSES)
     running = []
     for number in range(PROCESSES):

@@ -92,7 +92,16 @@ def test_a_status_shows_what_comes_from_outside_as_plain_text(
 
 def status(text: str) -> dict[str, Any]:
     """A status in which every text is this one."""
-    machine = {"name": text, "pool": text, "type": text, "location": text, "state": text, "running": 1, "slots": 2}
+    machine = {
+        "name": text,
+        "pool": text,
+        "type": text,
+        "location": text,
+        "state": text,
+        "running": 1,
+        "slots": 2,
+        "spot": True,
+    }
     offer = {
         "type": text,
         "location": text,
@@ -118,7 +127,7 @@ def status(text: str) -> dict[str, Any]:
             }
         ],
         "machines": [{**machine, "created_at": NOW, "seen_at": None}],
-        "ended": [{"name": text, "type": text, "location": text, "ended_at": NOW, "reason": text}],
+        "ended": [{"name": text, "type": text, "location": text, "spot": False, "ended_at": NOW, "reason": text}],
         "attention": [],
         "runs": {text: 1},
     }

@@ -40,7 +40,7 @@ from startable group by pool
 -- name: live_machines
 -- Every machine whose row has not ended, with what its worker was last seen doing.
 select m.name, m.pool, m.number, m.provider, m.type, m.location, m.created_at, m.uid, m.confirmed_at, m.revoked_at,
-    m.removal_reason, w.first_seen_at, w.seen_at, coalesce(w.slots, 0) as slots,
+    m.removal_reason, m.spot, w.first_seen_at, w.seen_at, coalesce(w.slots, 0) as slots,
     coalesce(n.running, 0)::int as running, e.last_run_ended_at, m.drain_at, m.drain_now
 from orca.pool_machines m
 left join orca.workers w on w.name = m.name
@@ -96,8 +96,8 @@ on conflict (pool) do update set last_number = greatest(s.last_number, %(above)s
 returning last_number
 
 -- name: record_machine
-insert into orca.pool_machines (name, pool, number, provider, type, location, rendered, token_hash)
-values (%(name)s, %(pool)s, %(number)s, %(provider)s, %(type)s, %(location)s, %(rendered)s, %(token_hash)s)
+insert into orca.pool_machines (name, pool, number, provider, type, location, spot, rendered, token_hash)
+values (%(name)s, %(pool)s, %(number)s, %(provider)s, %(type)s, %(location)s, %(spot)s, %(rendered)s, %(token_hash)s)
 
 -- name: unrecord_machine
 -- Take a row back whose machine nobody was ever asked for, and give its number back.
@@ -181,11 +181,17 @@ select s.*, exists (select from orca.pool_pauses p where p.pool in (s.pool, ''))
 from orca.pool_status s order by s.pool
 
 -- name: ended_machines
-select name, pool, type, location, created_at, ended_at, reason from orca.pool_machines
+select name, pool, type, location, spot, created_at, ended_at, reason from orca.pool_machines
 where ended_at is not null order by ended_at desc limit %(limit)s
 
 -- name: runs_by_state
 select state, count(*)::int as count from orca.runs group by state order by state
+
+-- name: remember_account
+insert into orca.cloud_identity (provider, account) values (%(provider)s, %(account)s) on conflict do nothing
+
+-- name: known_account
+select account, first_seen from orca.cloud_identity where provider = %(provider)s
 
 -- name: declared_machines
 -- The machines that are confirmed and wanted, as they were rendered at their birth.

@@ -39,6 +39,7 @@ class GcpProvider:
         types: Collection[str] = (),
         zones: Collection[str] = (),
         change_wait_seconds: float = 5.0,
+        refuses: str = "",
     ) -> None:
         """`endpoint`: GOOGLE_COMPUTE_CUSTOM_ENDPOINT, which Pulumi's provider reads too.
 
@@ -48,6 +49,7 @@ class GcpProvider:
             types: whose architecture to state: those of the pools.
             zones: where pools make machines; one that cannot be read holds back the pass. None named: any that cannot.
             change_wait_seconds: how long a deletion or a change is looked at; a longer one goes on at Google.
+            refuses: why this project is not to be asked, if so; every call is refused then.
 
         """
         self._config = config
@@ -55,6 +57,7 @@ class GcpProvider:
         self._types = types
         self._zones = frozenset(zones)
         self._change_wait_seconds = change_wait_seconds
+        self._refuses = refuses
 
     def render(self, birth: Birth) -> Declaration:
         """Raises Refused when the location is no zone's name, or a value cannot stand in a worker's environment."""
@@ -123,6 +126,8 @@ class GcpProvider:
         return classify(message)
 
     def _api(self) -> ComputeApi:
+        if self._refuses:
+            raise Refused(self._refuses)
         return compute_api(self._config.project, self._endpoint)
 
     def _interface(self, birth: Birth) -> Mapping[str, object]:
