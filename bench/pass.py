@@ -131,6 +131,7 @@ def plant(here: Surroundings, number: int) -> subprocess.Popen[bytes]:
                 "provider": "local",
                 "type": "small",
                 "location": "west",
+                "spot": False,
                 "rendered": "{}",
                 "token_hash": b"-",
             },

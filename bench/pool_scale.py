@@ -236,6 +236,7 @@ def fill(here: Surroundings, cloud: FakeCloud) -> None:
                     "provider": "fake",
                     "type": "small",
                     "location": "l0",
+                    "spot": False,
                     "rendered": "{}",
                     "token_hash": b"-",
                 },

@@ -267,6 +267,14 @@ class FakeGcp:
             code, message = (fault.reason, fault.message) if fault else ("", "")
             return self._begin("setLabels", instance, fault.seconds if fault else 0, code, message)
 
+    def begin_stop(self, zone: str, wanted: str) -> Operation:
+        """Begin to stop an instance, as its owner does."""
+        self._meet("stop", zone)
+        with self._lock:
+            instance = self._find(zone, wanted)
+            instance.status = "TERMINATED"
+            return self._begin("stop", instance, 0, "", "")
+
     def get(self, zone: str, wanted: str) -> Instance:
         self._meet("get", zone)
         with self._lock:
@@ -412,7 +420,7 @@ class FakeGcp:
             if operation.is_done or operation.due_at > now:
                 continue
             operation.is_done = True
-            if operation.kind == "setLabels":
+            if operation.kind in {"setLabels", "stop"}:
                 continue
             instance = operation.instance
             key = (instance.zone, instance.name)

@@ -109,6 +109,11 @@ class _Handler(BaseHTTPRequestHandler):
                 lambda at: _operation(cloud.set_labels(at["zone"], at["name"], body)),
             ),
             (
+                "POST",
+                rf"{_ZONE}/instances/(?P<name>[^/]+)/stop",
+                lambda at: _operation(cloud.begin_stop(at["zone"], at["name"])),
+            ),
+            (
                 "GET",
                 rf"{_ZONE}/operations/(?P<name>[^/]+)",
                 lambda at: _operation(cloud.operation(at["zone"], at["name"])),

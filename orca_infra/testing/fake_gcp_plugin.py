@@ -100,7 +100,7 @@ class FakeGcpProvider(provider.Provider):
         inputs = {name: _plain(value) for name, value in request.properties.items()}
         zone = f"projects/{inputs['project']}/zones/{inputs['zone']}"
         try:
-            operation = self._call("POST", f"/{zone}/instances", _instance(inputs))
+            operation = self._call("POST", f"/{zone}/instances", instance_body(inputs))
         except Refused as error:
             raise Refused(f"1 error occurred:\n\t* Error creating instance: {error}") from None
         self._wait(zone, operation, "create")
@@ -177,7 +177,7 @@ def _facts(instance: Mapping[str, Any], id_: str) -> dict[str, PropertyValue]:
     }
 
 
-def _instance(inputs: Mapping[str, Any]) -> dict[str, Any]:
+def instance_body(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """The API's body for the real provider's inputs."""
     disk = inputs["bootDisk"]
     parameters = disk.get("initializeParams", {})

@@ -70,6 +70,7 @@ def plant(database: Database, name: str, *, seen: bool = True, ended: str | None
             "provider": "local",
             "type": "small",
             "location": "a",
+            "spot": name.endswith("-2"),
             "rendered": "{}",
             "token_hash": b"-",
         }
@@ -95,7 +96,7 @@ def test_machines_are_listed_with_their_states_and_those_that_ended_on_demand(he
     lines = run("machines", "list").splitlines()
     assert [line.split()[:5] for line in lines[1:]] == [
         ["orca-p-1", "p", "small", "a", "idle"],
-        ["orca-p-2", "p", "small", "a", "booting"],
+        ["orca-p-2", "p", "small", "(spot)", "a"],
     ]
     assert "Idle" in run("machines", "list", "--all")
     listed = json.loads(run("machines", "list", "--all", "--json"))

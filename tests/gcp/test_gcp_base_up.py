@@ -130,5 +130,5 @@ def test_the_project_is_kept_from_the_first_up_on_and_another_is_refused_by_prog
     assert "orca.toml says another-project: set it back" in row["message"]
     assert (w.cloud.calls, w.operations()) == ([], [])
     w.configure(toml())
-    w.queue()
+    w.queue(0)
     assert w.run_pass().changed == 1
