@@ -195,6 +195,8 @@ def pool_and_provider(action: Action, snapshot: Snapshot, declared: tuple[Pool, 
     """Whom an action concerns."""
     if isinstance(action, DeleteStray):
         return action.machine.labels[POOL_LABEL], action.provider
+    if isinstance(action, Relabel):
+        return action.pool, action.provider
     if isinstance(action, Remove | EndInterrupted):
         return action.pool, next(row.provider for row in snapshot.machines if row.name == action.name)
     return action.pool, next((pool.provider for pool in declared if pool.name == action.pool), None)
