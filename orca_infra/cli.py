@@ -16,6 +16,7 @@ import typer
 from orca_infra import __version__
 from orca_infra.cli_cluster import runtimes_app
 from orca_infra.cli_machines import register as register_machines
+from orca_infra.cli_preview import register as register_preview
 from orca_infra.cli_runs import runs_app
 from orca_infra.errors import NotLeader, OrcaError, UserError
 
@@ -35,7 +36,8 @@ app = typer.Typer(
     name="orca-infra",
     help="Makes and removes what orca's runs need, through Pulumi: worker machines, run clusters, warm runtimes.\n\n"
     "Settings come from the environment (docs/reference/settings.md), pools from orca.toml. "
-    "Exit codes: 0 well, 1 it did not work out, 2 something to mend, said in one sentence.",
+    "Exit codes: 0 well, 1 it did not work out, 2 something to mend, said in one sentence; "
+    "of preview: 0 no change, 1 error, 2 changes.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=True,
@@ -48,6 +50,7 @@ app.add_typer(strays_app, name="strays", rich_help_panel=LOOK)
 app.add_typer(runs_app, name="runs", rich_help_panel=LOOK)
 app.add_typer(runtimes_app, name="runtimes", rich_help_panel=SERVE)
 register_machines(app, looking=LOOK, steering=STEER)
+register_preview(app, LOOK)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables for people.")]
 

@@ -177,7 +177,7 @@ def policies_page() -> str:
         MADE.format(source="orca_infra/policy"),
         "",
         (
-            "The rules of the pack in `policies/`: `pulumi preview --policy-pack policies`. "
+            "The rules of the pack in `policies/`: `pulumi preview --policy-pack policies`, and each `orca-infra preview`. "
             "A mandatory rule that is broken fails the preview; an advisory one is only said. How to set them: "
             "[policies](../howto/policies.md)."
         ),
