@@ -136,7 +136,7 @@ def check(
     print(f"{_plain(str(path))}: good; {len(config.pools)} pool{'' if len(config.pools) == 1 else 's'}")
     for pool in config.pools:
         types = ", then ".join(
-            f"{t.type} in {', '.join(t.locations)}"
+            f"{t.type}{' (spot)' if t.spot else ''} in {', '.join(t.locations)}"
             + (f" for {duration_text(t.wait_seconds)}" if t.wait_seconds else "")
             for t in pool.types
         )

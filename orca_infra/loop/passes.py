@@ -14,7 +14,7 @@ from orca_infra.config import Config
 from orca_infra.errors import SetupError
 from orca_infra.log import Log
 from orca_infra.machines import apply as hands_of_machines
-from orca_infra.machines.account import foreign_account
+from orca_infra.machines.account import claim_account, foreign_account
 from orca_infra.machines.decide import decide
 from orca_infra.machines.hands import MachineHands
 from orca_infra.machines.model import Plan, Pool, Snapshot
@@ -221,6 +221,12 @@ def look(
         pools=pools,
         images=images,
     )
+
+
+def check_account(surroundings: Surroundings, config: Config) -> None:
+    """Raises SetupError when this stack's machines are in another project than the file says."""
+    if config.gcp is not None:
+        claim_account(surroundings.database, "gcp", config.gcp.project, remember=False)
 
 
 def check_base(surroundings: Surroundings, engine: Engine) -> None:

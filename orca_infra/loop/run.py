@@ -15,7 +15,7 @@ from orca_infra.errors import NotLeader, OrcaError, Transient
 from orca_infra.log import Log
 from orca_infra.loop.configuration import LiveConfig
 from orca_infra.loop.leader import Leader, holder
-from orca_infra.loop.passes import PassResult, check_base
+from orca_infra.loop.passes import PassResult, check_account, check_base
 from orca_infra.loop.schedule import END_SECONDS, RETRY_SECONDS, PassReport, Schedule
 from orca_infra.loop.scopes import Scopes
 from orca_infra.surroundings import Surroundings
@@ -43,6 +43,7 @@ class Loop:
         self._log = log
         self._leave = leave
         self._live = LiveConfig(surroundings.settings.config_path)
+        check_account(surroundings, self._live.config)
         self._leader = Leader(surroundings.url)
         self._stop = threading.Event()
         self._scopes = Scopes(surroundings, lambda: self._live.config, self._leader.verify, log)

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from orca_infra.errors import SetupError
 from orca_infra.loop.passes import configure_providers
+from orca_infra.loop.run import Loop
 from orca_infra.machines.tokens import worker_token
 from orca_infra.stack.engine import engine_environment
 from orca_infra.stack.tools import require_tool
@@ -121,6 +123,8 @@ def test_the_project_is_kept_from_the_first_up_on_and_another_is_refused_by_prog
         assert "Traceback" not in said.stdout + said.stderr
     assert json.dumps(w.cloud.others) == made
 
+    with pytest.raises(SetupError, match="orca.toml says another-project: set it back"):
+        Loop(w.surroundings, w.log)
     w.cloud.calls.clear()
     w.passes._providers = lambda config: configure_providers(config, w.surroundings)
     w.configure(other)

@@ -339,7 +339,7 @@ def test_an_engine_that_alone_is_killed_in_mid_create_leaves_nothing_behind(gcp:
 
 @pytest.mark.timeout(1800)
 def test_many_machines_up_and_down(gcp: Gcp) -> None:
-    count = int(os.environ.get("ORCA_TEST_GCP_MACHINES", "20"))  # 50 at most; 2 s each
+    count = int(os.environ.get("ORCA_TEST_GCP_MACHINES", "50"))  # at most; 2 s each
     w = gcp()
     w.cloud.capacity[A, "e2-small"] = count * 3 // 5
     w.queue(count)

@@ -26,7 +26,7 @@ provider = "local"
 image = "registry.example/worker:1"
 max_machines = 2
 idle_seconds = 600
-types = [{ type = "small", wait = "5m", locations = ["east", "west"] }, { type = "large", locations = ["east"] }]
+types = [{ type = "small", wait = "5m", locations = ["east", "west"] }, { type = "large", spot = true, locations = ["east"] }]
 
 [pools.empty]
 provider = "local"
@@ -123,7 +123,7 @@ def test_check_says_what_a_good_file_declares(run: Run, tmp_path: Path) -> None:
     assert said == Said(
         0,
         "orca.toml: good; 2 pools\n"
-        f"  gpu (local, at most 2): small in east, west for {duration_text(300)}, then large in east\n"
+        f"  gpu (local, at most 2): small in east, west for {duration_text(300)}, then large (spot) in east\n"
         "  empty (local, at most 0): small in east\n",
         "",
     )
