@@ -236,8 +236,8 @@ def _strays(snapshot: RunSnapshot, limits: RunLimits) -> tuple[SeenObject, ...]:
 def _admit(snapshot: RunSnapshot, limits: RunLimits) -> tuple[tuple[QueuedRun, ...], dict[int, str]]:
     """Admit oldest first.
 
-    One that its pipeline holds, or that is larger than the whole budget, is passed over; the first that does not fit what
-    is free ends the pass's admission.
+    One whose earlier start is still there, that its pipeline holds, or that is larger than the whole budget is passed over;
+    the first that does not fit what is free ends the pass's admission.
     """
     budget = limits.budget_millis
     free = None if budget is None else budget - sum(row.cpu_millis for row in snapshot.rows)
@@ -248,7 +248,9 @@ def _admit(snapshot: RunSnapshot, limits: RunLimits) -> tuple[tuple[QueuedRun, .
     for run in snapshot.queued:
         cost = limits.sizes.cpu_of(run.workers)
         held = not run.fill and run.max_runs is not None and running.get(run.pipeline, 0) >= run.max_runs
-        if held:
+        if run.earlier is not None:  # never two drivers of one run at a time
+            waiting[run.run] = f"its start {run.earlier} is still going away"
+        elif held:
             waiting[run.run] = f"its pipeline runs max_runs ({run.max_runs}) already"
         elif not limits.allowed.has_image(run.image):
             waiting[run.run] = f"the policies (image-registries) do not allow its image {run.image}"

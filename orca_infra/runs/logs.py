@@ -272,7 +272,7 @@ class DriverLogs:
                 stop=stop,
             )
             try:
-                _write_lines(_lines(chunks, final=final), file, part, position)
+                _write_lines(_lines(chunks, final=final, heard=file.flush), file, part, position)
             finally:
                 with contextlib.suppress(OSError):
                     _save(part, file, position)
@@ -343,8 +343,11 @@ def _write_lines(lines: Iterator[tuple[str, bytes]], file: BinaryIO, part: Path,
             saved_at = time.monotonic()
 
 
-def _lines(chunks: Iterator[bytes], *, final: bool) -> Iterator[tuple[str, bytes]]:
-    """The log's lines with their times; the pieces of an overlong line after the first have none."""
+def _lines(chunks: Iterator[bytes], *, final: bool, heard: Callable[[], None]) -> Iterator[tuple[str, bytes]]:
+    """The log's lines with their times; the pieces of an overlong line after the first have none.
+
+    `heard` is called when all lines of what came so far were taken: a driver may be silent for long after them.
+    """
     buffer = b""
     within = False
     for chunk in chunks:
@@ -356,6 +359,7 @@ def _lines(chunks: Iterator[bytes], *, final: bool) -> Iterator[tuple[str, bytes
         if len(buffer) > _LINE_MAX:
             yield _stamped(buffer, within=within)
             buffer, within = b"", True
+        heard()
     if buffer and final:
         yield _stamped(buffer, within=within)
 

@@ -98,7 +98,12 @@ class RunLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedRun:
-    """A run that waits for a cluster, with what its pipeline allows."""
+    """A run that waits for a cluster, with what its pipeline allows.
+
+    Attributes:
+        earlier: a start of it that still has a cluster.
+
+    """
 
     run: int
     start: int
@@ -109,6 +114,7 @@ class QueuedRun:
     fill: bool
     max_runs: int | None
     queued_at: datetime
+    earlier: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,6 +41,7 @@ class FaultyServer:
         self.faults = 0
         self.chance = random.Random(seed)  # noqa: S311  (which requests meet a fault)
         self.upstream = urlsplit(cluster.server)
+        self.token = cluster.token
         self.tls = ssl.create_default_context(cafile=str(cluster.ca_file))
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.faulty = self
@@ -121,6 +122,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         )
         try:
             headers = {key: value for key, value in self.headers.items() if key.lower() != "host"}
+            headers["Authorization"] = f"Bearer {faulty.token}"  # Go's clients keep theirs from plain HTTP
             upstream.request(self.command, self.path, body or None, headers)
             answer = upstream.getresponse()
             if cut:

@@ -75,6 +75,24 @@ def test_two_loops_never_start_one_run_twice(database: Database) -> None:
         assert not other.value(SQL["admit"], key)
 
 
+def test_a_run_that_the_scheduler_took_back_is_not_started_beside_its_earlier_start(database: Database) -> None:
+    queue(database, "p")
+    [queued] = decided(database).admit
+    with database.transaction() as transaction:
+        assert transaction.value(SQL["admit"], {"run": queued.run, "start": 0})
+        transaction.run(
+            SQL["record_cluster"], {"run": queued.run, "start": 1, "pipeline": "p", "cpu_millis": 500, "fill": False}
+        )
+    run(database, "update orca.runs set state = 'queued'")
+    plan = decided(database)
+    assert plan.admit == ()
+    assert plan.waiting == {queued.run: "its start 1 is still going away"}
+    with database.transaction() as transaction:
+        assert not transaction.value(SQL["admit"], {"run": queued.run, "start": 1})
+        transaction.run(SQL["end_cluster"], {"run": queued.run, "start": 1, "reason": "Ended"})
+        assert transaction.value(SQL["admit"], {"run": queued.run, "start": 1})
+
+
 def test_a_start_whose_run_was_deleted_is_swept(database: Database) -> None:
     queue(database, "p")
     [queued] = decided(database).admit

@@ -292,6 +292,15 @@ def test_a_running_driver_is_followed_once_and_its_part_can_be_read_meanwhile(tm
     logs.close()
 
 
+def test_what_a_driver_said_before_it_fell_silent_can_be_read_at_once(tmp_path: Path, wait_until: Any) -> None:
+    node = Node((stamp(1), "a"), (stamp(1), "b"), (stamp(1), "c"), piece=4096)
+    node.ends = False
+    logs = keeper(node, tmp_path)
+    logs.follow([driver()])
+    wait_until(lambda: parts(tmp_path, 7) and parts(tmp_path, 7)[0].read_text().endswith("a\nb\nc\n"), 5)
+    logs.close()
+
+
 def test_a_log_that_cannot_be_followed_is_not_asked_for_in_a_tight_loop(tmp_path: Path, wait_until: Any) -> None:
     node = Node()
     node.fault = Transient("not now")

@@ -211,6 +211,13 @@ def test_runs_are_admitted_oldest_first_until_one_does_not_fit_what_is_free() ->
     }
 
 
+def test_a_run_that_was_taken_back_waits_until_its_earlier_start_is_gone() -> None:
+    """R2: never two drivers of one run at a time. Others go on."""
+    result = decide(RunSnapshot(now=NOW, queued=(queued(1, start=1, earlier=1), queued(2))), LIMITS)
+    assert [run.run for run in result.admit] == [2]
+    assert result.waiting == {1: "its start 1 is still going away"}
+
+
 DECLARED: dict[str, Any] = {"job_uid": None, "head_uid": None, "created_at": ago(2000)}
 
 

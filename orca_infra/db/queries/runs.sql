@@ -8,6 +8,7 @@ with running as (
     select r.pipeline, count(*) as runs from orca.runs r where r.state = 'running' and not r.fill group by r.pipeline
 ), ranked as (
     select r.id as run, r.start, r.pipeline, p.image, p.workers, p.allow_new_code, r.fill, p.max_runs, r.queued_at,
+        (select max(c.start) from orca.run_clusters c where c.run = r.id and c.ended_at is null) as earlier,
         row_number() over (partition by r.pipeline, r.fill order by r.queued_at, r.id) as place,
         case
             when %(driver)s::bigint + case when p.workers > 0 then %(head)s::bigint + p.workers * %(worker)s::bigint else 0 end
@@ -18,7 +19,7 @@ with running as (
     from orca.runs r join orca.pipelines p on p.name = r.pipeline left join running n on n.pipeline = r.pipeline
     where r.state = 'queued' and not p.paused and p.image is not null and coalesce(p.placement, '') not like 'worker:%%'
 )
-select run, start, pipeline, image, workers, allow_new_code, fill, max_runs, queued_at
+select run, start, pipeline, image, workers, allow_new_code, fill, max_runs, queued_at, earlier
 from ranked where place <= most order by queued_at, run limit %(limit)s
 
 -- name: running_runs
@@ -50,8 +51,10 @@ select run, start from orca.run_clusters where ended_at is null
 select kind, namespace, name, uid, run, start from orca.kube_objects where scope = 'runs'
 
 -- name: admit
--- Both or nothing: the run is running at its next start, and its cluster is wanted.
+-- Both or nothing: the run is running at its next start, and its cluster is wanted. Not while an earlier start's lives: never
+-- two drivers at a time.
 select orca.move_run(%(run)s, %(start)s, 'queued', 'running', 'orca-infra', null, null)
+where not exists (select from orca.run_clusters c where c.run = %(run)s and c.ended_at is null)
 
 -- name: record_cluster
 insert into orca.run_clusters (run, start, pipeline, cpu_millis, fill)
