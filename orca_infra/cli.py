@@ -15,6 +15,7 @@ import typer
 
 from orca_infra import __version__
 from orca_infra.cli_cluster import runtimes_app
+from orca_infra.cli_explain import register as register_explain
 from orca_infra.cli_machines import register as register_machines
 from orca_infra.cli_preview import register as register_preview
 from orca_infra.cli_runs import runs_app
@@ -51,6 +52,7 @@ app.add_typer(runs_app, name="runs", rich_help_panel=LOOK)
 app.add_typer(runtimes_app, name="runtimes", rich_help_panel=SERVE)
 register_machines(app, looking=LOOK, steering=STEER)
 register_preview(app, LOOK)
+register_explain(app, panel=LOOK)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables for people.")]
 

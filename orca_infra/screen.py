@@ -13,18 +13,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orca_infra.machines.model import (
-    Action,
-    DeleteStray,
-    DestroyOwned,
-    EndInterrupted,
-    Make,
-    Plan,
-    Relabel,
-    Remove,
-    Snapshot,
-)
+from orca_infra.machines.model import Action, Plan, Snapshot
 from orca_infra.quantity import duration_text
+from orca_infra.record.words import of_action
 
 _WIDTH_OF_A_FILE = 1000
 _STATE_STYLES = {"making": "cyan", "booting": "cyan", "busy": "green", "idle": "yellow", "removing": "red"}
@@ -74,6 +65,13 @@ def status_for_people(status: Mapping[str, Any]) -> None:
                 _text(row["reason"]),
             )
         out.print(table)
+    for last in status["passes"]:
+        out.print(_text(f"last change: {last['id']}, {ago(last['at'], now)} ago: {last['decided']}"))
+
+
+def say(sentence: str) -> None:
+    """A line of its own."""
+    console().print(_text(sentence), soft_wrap=True)
 
 
 def rows_for_people(headings: Sequence[str], rows: Sequence[Sequence[object]], nothing: str) -> None:
@@ -124,27 +122,7 @@ def plan_for_programs(plan: Plan) -> dict[str, Any]:
 
 def describe(action: Action) -> str:
     """One printable line: what is done, and why."""
-    return _printable(_sentence(action))
-
-
-def _sentence(action: Action) -> str:
-    match action:
-        case Make():
-            offers = ", ".join(f"{c.type}{_spot(spot=c.spot)} in {c.location}" for c in action.candidates)
-            machines = "machine" if action.count == 1 else "machines"
-            return f"make {action.count} {machines} for {action.pool}: {action.why}; tried in turn: {offers}"
-        case Remove():
-            idle = ", if it is still idle then" if action.only_idle else ""
-            return f"remove {action.name} ({action.reason}){idle}: {action.why}"
-        case EndInterrupted():
-            return f"end {action.name}: {action.why}"
-        case DestroyOwned():
-            return f"destroy {action.name}: {action.why}"
-        case Relabel():
-            labels = ", ".join(f"{key}={value}" for key, value in action.labels.items())
-            return f"put back the labels of {action.machine.name} ({labels}): {action.why}"
-        case DeleteStray():
-            return f"delete stray {action.machine.name} in {action.machine.location}: {action.why}"
+    return _printable(of_action(action).sentence)
 
 
 def kind_of(row: Mapping[str, Any]) -> str:

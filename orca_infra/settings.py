@@ -90,6 +90,10 @@ class Settings:
     logs: Path | None
     policies: PolicyFile | None
     log_form: str | None
+    record_passes: int
+    record_seconds: float
+    health_port: int | None
+    health_host: str
 
     @property
     def uses_cluster(self) -> bool:
@@ -716,6 +720,41 @@ SETTINGS: tuple[Setting, ...] = (
         why="People read terminals, programs read what is kept.",
         unset="text on a terminal, JSON elsewhere.",
         read=_read_log_form,
+    ),
+    _count(
+        "ORCA_RECORD_PASSES",
+        "record_passes",
+        "1000",
+        meaning="How many passes that changed something are kept for `orca-infra explain`, of machines, of runs and of "
+        "runtimes. 0: none.",
+        why="Days of a quiet stack and hours of a busy one. A pass takes a few kilobytes, and 100 with 1,000 run clusters.",
+    ),
+    _seconds(
+        "ORCA_RECORD_SECONDS",
+        "record_seconds",
+        "7d",
+        meaning="How long a pass is kept for `orca-infra explain` at the most.",
+        why="What went wrong over a long weekend can still be asked.",
+    ),
+    Setting(
+        name="ORCA_HEALTH_PORT",
+        field="health_port",
+        meaning="The port on which `orca-infra run` serves /healthz, /readyz and /metrics over HTTP.",
+        unit="port",
+        default=None,
+        why="Two loops on one machine would want the same one; in a container nothing else does, and its manifest sets it.",
+        unset="Nothing is served.",
+        read=_read_port,
+    ),
+    Setting(
+        name="ORCA_HEALTH_HOST",
+        field="health_host",
+        meaning="The address that ORCA_HEALTH_PORT is opened on.",
+        unit="host name or address",
+        default="0.0.0.0",  # noqa: S104  (as `why` says)
+        why="A kubelet and a Prometheus come from outside the container. What is served holds no secret and changes nothing.",
+        unset="Every IPv4 address of the machine; `::` is every address.",
+        read=str,
     ),
 )
 

@@ -11,13 +11,14 @@ from orca_infra.attention import SQL as ATTENTION
 from orca_infra.db.connection import Transaction
 from orca_infra.machines.model import MachineRow
 from orca_infra.machines.observe import SQL
+from orca_infra.record.history import last_passes
 from orca_infra.surroundings import Surroundings
 
 _ENDED_SHOWN = 10
 
 
 def read_status(surroundings: Surroundings) -> dict[str, Any]:
-    """Pools (demand, message, last attempt, next try, refusals), machines with their state, the last ones that ended, runs.
+    """Pools (demand, message, last attempt, next try, refusals), machines with their state, what ended last, runs, passes.
 
     Raises Transient.
     """
@@ -30,6 +31,7 @@ def read_status(surroundings: Surroundings) -> dict[str, Any]:
             "pools": [_for_people(pool, machines) for pool in transaction.dicts(SQL["pools_for_people"])],
             "machines": machines,
             "ended": transaction.dicts(SQL["ended_machines"], {"limit": _ENDED_SHOWN}),
+            "passes": last_passes(transaction),
             "attention": transaction.dicts(ATTENTION["all"]),
             "runs": {row["state"]: row["count"] for row in transaction.dicts(SQL["runs_by_state"])},
         }

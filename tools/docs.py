@@ -20,6 +20,7 @@ from typing import Any
 import typer.main
 
 from orca_infra.cli import app
+from orca_infra.metrics import DEFINITIONS, OTHER, POOLS_MOST, Definition, Kind
 from orca_infra.policy.model import Rule
 from orca_infra.policy.rules import RULES
 from orca_infra.settings import SETTINGS
@@ -124,6 +125,38 @@ def tables_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def metrics_page() -> str:
+    """Every metric, of the loop and of the runtimes' HTTP face."""
+    lines = [
+        "# Metrics",
+        "",
+        MADE.format(source="orca_infra/metrics.py"),
+        "",
+        (
+            "In the text form of Prometheus and in OpenMetrics, at `/metrics`. How they are served and scraped: "
+            "[watch it](../howto/watch-it.md)."
+        ),
+        "",
+        (
+            "Labels have few values: no name of a pipeline, a run, a user or a machine is one. Of pools the first "
+            f"{POOLS_MOST} have their own; those after them share `{OTHER}`. Counters and histograms count since the process "
+            "began. Gauges about pools, machines, runs and runtimes are as the last pass saw them; a loop that does not lead "
+            "has none."
+        ),
+    ]
+    for heading, served_by in (("The loop", "loop"), ("The runtimes' HTTP face", "runtimes")):
+        rows = [_metric(one) for one in DEFINITIONS if one.served_by == served_by]
+        lines += ["", f"## {heading}", "", "| metric | kind | labels | meaning |", "|---|---|---|---|", *rows]
+    lines += ["", "Both also have `process_*`: CPU, memory, open files and the start of the process."]
+    return "\n".join(lines) + "\n"
+
+
+def _metric(one: Definition) -> str:
+    labels = ", ".join(f"`{label}`" for label in one.labels)
+    bounds = f" Buckets: {', '.join(f'{bound:g}' for bound in one.buckets)} s." if one.kind is Kind.HISTOGRAM else ""
+    return f"| `{one.full_name}` | {one.kind} | {labels} | {one.meaning}{bounds} |"
+
+
 def cli_page() -> str:
     """Every command with its arguments and options, as its --help has them."""
     root: Any = typer.main.get_command(app)
@@ -206,6 +239,7 @@ PAGES = {
     "run-transitions.md": transitions_page,
     "cli.md": cli_page,
     "tables.md": tables_page,
+    "metrics.md": metrics_page,
 }
 
 

@@ -209,3 +209,16 @@ comment on function orca.machine_of is 'For the functions above: the machine who
 comment on function orca.revoke_machine is 'For the loop: revoke the token and queue the machine''s runs again (or fail them, past max_starts), in one transaction.';
 comment on function orca.move_run is 'For all of these: write a transition, by compare-and-set on state, start and worker.';
 comment on function orca.runtime_seconds is 'How long a runtime has been charged for so far.';
+
+comment on table orca.passes is 'One row for each pass that changed something, or did nothing for another reason than the one before: what it saw, decided and came to; orca-infra explain shows it. The newest ORCA_RECORD_PASSES of each scope are kept, none longer than ORCA_RECORD_SECONDS.';
+comment on column orca.passes.id is 'With the scope before it, what the pass is called: machines-12.';
+comment on column orca.passes.scope is 'machines, runs or runtimes.';
+comment on column orca.passes.decided_at is 'The instant that its snapshot shows.';
+comment on column orca.passes.ended_at is 'When it ended; null: it is under way, or its loop ended in it.';
+comment on column orca.passes.outcome is 'Done, or the kind of the error that ended it.';
+comment on column orca.passes.message is 'The error''s words.';
+comment on column orca.passes.changed is 'How many actions changed something.';
+comment on column orca.passes.version is 'Of the program.';
+comment on column orca.passes.about is 'The pools, machines, objects, Pods and runs that it decided about.';
+comment on column orca.passes.decisions is 'A list of objects: about (names), decided and why (words), acts (false: why nothing is done).';
+comment on column orca.passes.record is 'Snapshot, limits and plan as compressed JSON, without secrets.';

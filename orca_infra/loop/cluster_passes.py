@@ -8,12 +8,16 @@ from time import monotonic
 
 from orca_infra.attention import note
 from orca_infra.errors import SetupError, Transient
+from orca_infra.health.facts import gauges_of
 from orca_infra.kube.claim import check_namespace, claim_cluster
 from orca_infra.kube.client import Kube
 from orca_infra.kube.kinds import JOB, POD, RUNTIME_ENVIRONMENT, RUNTIME_POOL, Kind, Object
 from orca_infra.kube.labels import STACK_LABEL
 from orca_infra.log import Log
 from orca_infra.loop.watches import Watch
+from orca_infra.metrics import METRICS
+from orca_infra.record.decided import RunsDecided, RuntimesDecided, Scope
+from orca_infra.record.passes import PassRecord
 from orca_infra.runs import apply as hands_of_runs
 from orca_infra.runs.decide import decide
 from orca_infra.runs.limits import run_limits, run_settings
@@ -56,6 +60,7 @@ class RunPasses:
         self._kube = kube
         self._limits = run_limits(settings)
         self._noted: dict[str, str] = {}
+        self._record = PassRecord.of(Scope.RUNS, surroundings.database, settings, log)
         for name in settings.run_environment_names:
             if name not in environ:
                 log.warning("a variable that runs are to get is not set", variable=name)
@@ -80,10 +85,13 @@ class RunPasses:
         for a cohort whose `up` was cut short, and NotLeader.
         """
         _begin(self._hands, self._surroundings, self._hands.settings.namespace)
-        plan = self.plan()
-        self._note("strays of runs", _held(plan))
+        decided = self.decide()
+        self._note("strays of runs", _held(decided.plan))
+        METRICS.set(self.scope, gauges_of(decided, METRICS.pool))
         try:
-            return hands_of_runs.apply(plan, self._hands)
+            with METRICS.phase(self.scope, "apply"), self._record.keeping(decided) as kept:
+                kept.changed = hands_of_runs.apply(decided.plan, self._hands)
+            return kept.changed
         finally:
             self._note("drivers' logs", self._hands.logs.trouble)
             with suppress(Transient):
@@ -120,17 +128,25 @@ class RunPasses:
             transaction.run(SQL["prune_clusters"], kept)
             live = {(row["run"], row["start"]) for row in transaction.dicts(SQL["live_starts"])}
         self._hands.logs.append_forgotten(live)
+        self._record.prune()
 
     def plan(self) -> RunPlan:
         """What a pass would do now."""
-        snapshot = observe(
-            self._surroundings.database,
-            self._kube,
-            self._limits,
-            stack_id=self._surroundings.stack_id,
-            namespace=self._hands.settings.namespace,
-        )
-        return decide(snapshot, self._limits)
+        return self.decide().plan
+
+    def decide(self) -> RunsDecided:
+        """What there is now, and what a pass would do about it."""
+        with METRICS.phase(self.scope, "observe"):
+            snapshot = observe(
+                self._surroundings.database,
+                self._kube,
+                self._limits,
+                stack_id=self._surroundings.stack_id,
+                namespace=self._hands.settings.namespace,
+            )
+        with METRICS.phase(self.scope, "decide"):
+            plan = decide(snapshot, self._limits)
+        return RunsDecided(snapshot=snapshot, limits=self._limits, plan=plan)
 
 
 class RuntimePasses:
@@ -148,6 +164,7 @@ class RuntimePasses:
         self._kube = kube
         self._namespace = settings.runtimes_namespace
         self._limits = runtime_limits(settings)
+        self._record = PassRecord.of(Scope.RUNTIMES, surroundings.database, settings, log)
         #: When the next pass has to be made at the latest, as of the last; None: a whole period later.
         self.next_in_seconds: float | None = None
         self._hands = hands_of_runtimes.RuntimeHands(
@@ -170,13 +187,19 @@ class RuntimePasses:
         """Make one pass; gives how many actions changed something. Raises as RunPasses.run does."""
         self.next_in_seconds = None
         _begin(self._hands, self._surroundings, self._namespace)
-        snapshot = observe_runtimes(
-            self._surroundings.database, self._kube, stack_id=self._surroundings.stack_id, namespace=self._namespace
-        )
+        with METRICS.phase(self.scope, "observe"):
+            snapshot = observe_runtimes(
+                self._surroundings.database, self._kube, stack_id=self._surroundings.stack_id, namespace=self._namespace
+            )
         read_at = monotonic()
-        plan = decide_runtimes(snapshot, self._limits)
+        with METRICS.phase(self.scope, "decide"):
+            plan = decide_runtimes(snapshot, self._limits)
+        decided = RuntimesDecided(snapshot=snapshot, limits=self._limits, plan=plan)
+        METRICS.set(self.scope, gauges_of(decided, METRICS.pool))
         try:
-            return hands_of_runtimes.apply(plan, self._hands, highest_number=snapshot.highest_number)
+            with METRICS.phase(self.scope, "apply"), self._record.keeping(decided) as kept:
+                kept.changed = hands_of_runtimes.apply(plan, self._hands, highest_number=snapshot.highest_number)
+            return kept.changed
         finally:
             if plan.next_due_at is not None:
                 self.next_in_seconds = (plan.next_due_at - snapshot.now).total_seconds() - (monotonic() - read_at)
@@ -198,6 +221,7 @@ class RuntimePasses:
     def prune(self) -> None:
         """Delete the rows of what ended long ago."""
         prune_runtimes(self._surroundings.database, self._surroundings.settings.ended_row_seconds)
+        self._record.prune()
 
 
 def _begin(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from orca_infra.config import Config, load_config
@@ -15,6 +16,7 @@ class LiveConfig:
 
     Attributes:
         config: never replaced by a file that does not parse.
+        loaded_at: when it was read, in Unix time.
         error: why the file as it is now cannot be used, or empty.
 
     """
@@ -24,6 +26,7 @@ class LiveConfig:
         self._path = path
         self._stamp = self._read_stamp()
         self.config: Config = load_config(path)
+        self.loaded_at = time.time()
         self.error = ""
 
     def reload(self) -> bool:
@@ -34,7 +37,7 @@ class LiveConfig:
         self._stamp = stamp
         before = (self.config, self.error)
         try:
-            self.config, self.error = load_config(self._path), ""
+            self.config, self.error, self.loaded_at = load_config(self._path), "", time.time()
         except ConfigError as error:
             self.error = str(error)
         return (self.config, self.error) != before

@@ -12,6 +12,7 @@ from time import monotonic
 from orca_infra.attention import note
 from orca_infra.config import Config
 from orca_infra.errors import SetupError
+from orca_infra.health.facts import gauges_of
 from orca_infra.log import Log
 from orca_infra.machines import apply as hands_of_machines
 from orca_infra.machines.account import claim_account, foreign_account
@@ -23,6 +24,9 @@ from orca_infra.machines.providers.gcp import GcpProvider
 from orca_infra.machines.providers.local import LocalProvider
 from orca_infra.machines.providers.port import MachineProvider
 from orca_infra.machines.registry import ImageArchitectures, unknown_architectures
+from orca_infra.metrics import METRICS
+from orca_infra.record.decided import MachinesDecided, Scope
+from orca_infra.record.passes import PassRecord
 from orca_infra.stack.engine import Engine
 from orca_infra.stack.operations import RecordedEngine
 from orca_infra.surroundings import Surroundings
@@ -75,6 +79,7 @@ class MachinePasses:
         self._seconds = seconds
         self._stopping = threading.Event()
         self._cut_short = threading.Event()
+        self.record = PassRecord.of(Scope.MACHINES, surroundings.database, surroundings.settings, log)
         self.recorded = RecordedEngine(
             engine,
             surroundings.database,
@@ -93,18 +98,24 @@ class MachinePasses:
         hands = self._hands(config, providers)
         self._verify()
         held = hands_of_machines.settle(hands)
-        snapshot = look(
-            self._surroundings,
-            providers,
-            hearing_since=self._hear(),
-            held=held,
-            pools=config.pools,
-            images=self._images,
-        )
+        with METRICS.phase(self.scope, "observe"):
+            snapshot = look(
+                self._surroundings,
+                providers,
+                hearing_since=self._hear(),
+                held=held,
+                pools=config.pools,
+                images=self._images,
+            )
         read_at = self._seconds()
-        plan = decide(snapshot, config.pools, self._surroundings.settings.limits(config))
+        limits = self._surroundings.settings.limits(config)
+        with METRICS.phase(self.scope, "decide"):
+            plan = decide(snapshot, config.pools, limits)
         self._say_what_is_held(plan)
-        changed = hands_of_machines.apply(plan, snapshot, hands)
+        decided = MachinesDecided(snapshot=snapshot, pools=config.pools, limits=limits, plan=plan)
+        METRICS.set(self.scope, gauges_of(decided, METRICS.pool))
+        with METRICS.phase(self.scope, "apply"), self.record.keeping(decided) as kept:
+            changed = kept.changed = hands_of_machines.apply(plan, snapshot, hands)
         # Read again at the end, so that a slow pass and what follows it are not one gap; but what was unheard within one long
         # operation stays a gap, since the database may have been away in it.
         self._hear()
@@ -141,6 +152,7 @@ class MachinePasses:
         with self._surroundings.database.transaction() as transaction:
             transaction.run(SQL["prune_machines"], kept)
         self.recorded.prune(self._surroundings.settings.ended_row_seconds)
+        self.record.prune()
 
     def _hear(self) -> datetime:
         """Since when workers could be heard without a gap; kept in the database, so that a new leader knows it too."""

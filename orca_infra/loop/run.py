@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import FrameType
 
 from orca_infra.attention import note
 from orca_infra.db.connection import Session
 from orca_infra.errors import NotLeader, OrcaError, Transient
+from orca_infra.health.server import serving
+from orca_infra.health.started import StartedRuns
+from orca_infra.health.state import Health
 from orca_infra.log import Log
 from orca_infra.loop.configuration import LiveConfig
 from orca_infra.loop.leader import Leader, holder
 from orca_infra.loop.passes import PassResult, check_account, check_base
 from orca_infra.loop.schedule import END_SECONDS, RETRY_SECONDS, PassReport, Schedule
 from orca_infra.loop.scopes import Scopes
+from orca_infra.metrics import METRICS
 from orca_infra.surroundings import Surroundings
 
 #: orca notifies this channel when a run was queued; its embedded tables do so by a trigger. The payload may name a scope.
@@ -48,6 +54,8 @@ class Loop:
         self._stop = threading.Event()
         self._scopes = Scopes(surroundings, lambda: self._live.config, self._leader.verify, log)
         #: Scopes of which status may say that something is wrong, and those whose pass was said to hang.
+        self._health = Health(pass_seconds=surroundings.settings.pass_seconds)
+        self._started = StartedRuns(surroundings.database)
         self._unwell: set[str] = set()
         self._hanging: set[str] = set()
         _check_base_soon(surroundings, self._scopes)
@@ -65,7 +73,14 @@ class Loop:
             self._leader.release()
 
     def run(self) -> None:
-        """Passes until `stop`. Errors are said and the next pass tries again; only a stop ends it."""
+        """Passes until `stop`. Errors are said and the next pass tries again; only a stop ends it.
+
+        Raises SetupError when ORCA_HEALTH_PORT cannot be opened.
+        """
+        with serving(self._health, self._surroundings.settings, self._log):
+            self._run()
+
+    def _run(self) -> None:
         following = False
         while not self._stop.is_set():
             try:
@@ -73,6 +88,7 @@ class Loop:
                     if not following:
                         self._log.info("following", leader=holder(self._surroundings.url))
                     following = True
+                    self._health.following()
                     self._stop.wait(RETRY_SECONDS)
                     continue
                 following = False
@@ -80,6 +96,7 @@ class Loop:
                 self._lead()
             except (NotLeader, Transient) as error:
                 self._log.warning("not leading", why=str(error))
+                self._health.starting(str(error))
                 self._stop.wait(RETRY_SECONDS)
             finally:
                 self._leader.release()
@@ -87,6 +104,7 @@ class Loop:
     def stop(self) -> None:
         """Begin no new work; what the engine is at is interrupted once, and waited for."""
         self._stop.set()
+        self._health.stopping()
         self._scopes.stop()
 
     def stop_on_signals(self) -> None:
@@ -107,7 +125,10 @@ class Loop:
         self._note_configuration()
         self._unwell = {scope.name for scope in self._scopes.scopes}  # what an earlier leader noted is looked at anew
         self._hanging.clear()
-        schedule = Schedule(self._scopes.scopes, log=self._log, report=self._report)
+        scopes = self._scopes.scopes
+        self._health.leading({scope.name: scope.period_seconds for scope in scopes})
+        watched = [replace(scope, make=self._health.watched(scope.name, scope.make)) for scope in scopes]
+        schedule = Schedule(watched, log=self._log, report=self._report)
         over = threading.Event()
         listener = threading.Thread(target=self._listen, args=(schedule, over), name="listen", daemon=True)
         watches = self._scopes.watches(schedule.hasten)
@@ -128,6 +149,7 @@ class Loop:
             raise schedule.lost
 
     def _tend(self, schedule: Schedule) -> None:
+        self._health.comes_round()
         if self._live.reload():
             self._note_configuration()
             if self._live.error:
@@ -168,6 +190,9 @@ class Loop:
     def _report(self, report: PassReport) -> None:
         """Have status say which passes are given up, and why, until one is made."""
         self._hanging.discard(report.scope)
+        if report.scope == "machines" and report.error is None:
+            with contextlib.suppress(Transient):
+                self._started.look()
         if report.error is not None and not self._stop.is_set():
             self._unwell.add(report.scope)
             self._note(f"pass {report.scope}", f"the last pass over {report.scope} was given up: {report.error}")
@@ -186,6 +211,7 @@ class Loop:
 
     def _note_configuration(self) -> None:
         error = self._live.error
+        METRICS.configured(loaded_at=self._live.loaded_at, good=not error)
         self._note("orca.toml", error and f"orca.toml is bad, and the last good one stays in force: {error}")
 
     def _listen(self, schedule: Schedule, over: threading.Event) -> None:

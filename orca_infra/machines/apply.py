@@ -35,6 +35,7 @@ from orca_infra.machines.program import machine_program
 from orca_infra.machines.providers.port import Birth
 from orca_infra.machines.removing import destroy_names
 from orca_infra.machines.tokens import token_hash, worker_token
+from orca_infra.metrics import METRICS
 from orca_infra.names import machine_name, machine_number
 from orca_infra.stack.engine import PROJECT
 from orca_infra.stack.outcome import uid_of
@@ -47,9 +48,10 @@ _NAMES_MAX = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """What one attempt came to: the machine's name, or the error."""
+    """What one attempt came to: the machine's name and uid, or the error."""
 
     name: str = ""
+    uid: str = ""
     error: OrcaError | None = None
 
 
@@ -69,11 +71,14 @@ def settle(hands: MachineHands) -> dict[str, str]:
         except Conflict as error:
             held[pool] = str(error)
             continue
-        hands.log.info("stack settled", pulumi_stack=stack, pending=len(state.pending), owned=len(state.resources))
+        why = "the end of its last operation was not known"
+        pending, owned = len(state.pending), len(state.resources)
+        hands.log.info("stack settled", pulumi_stack=stack, pending=pending, owned=owned, why=why)
     judged = [stack for stack, pool in by_stack.items() if pool not in held]
     with hands.database.transaction() as transaction:
         for row in transaction.dicts(SQL["confirm_owned"], {"stacks": judged}):
-            hands.log.info("machine confirmed from the state", machine=row["name"], pool=row["pool"])
+            why = "its creation ended well, and a crash kept that from being written down"
+            hands.log.info("machine confirmed from the state", machine=row["name"], pool=row["pool"], why=why)
     return held
 
 
@@ -141,7 +146,8 @@ def _end_interrupted(action: EndInterrupted, hands: MachineHands) -> int:
     with hands.database.transaction() as transaction:
         transaction.value(SQL["revoke"], {"name": action.name, "reason": Reason.INTERRUPTED, "only_idle": False})
         transaction.run(SQL["end_machine"], {"name": action.name, "reason": Reason.INTERRUPTED})
-    hands.log.warning("creation was interrupted", machine=action.name, pool=action.pool)
+    METRICS.machine_ended(action.pool, Reason.INTERRUPTED)
+    hands.log.warning("creation was interrupted", machine=action.name, pool=action.pool, why=action.why)
     return 1
 
 
@@ -168,8 +174,11 @@ def _make(action: Make, snapshot: Snapshot, hands: MachineHands) -> int:
         spot = " (spot)" if candidate.spot else ""
         place = f"{candidate.type}{spot} in {candidate.location}"
         result = _make_one(pool, candidate, snapshot, hands)
+        METRICS.machine_attempt(pool.name, type(result.error).__name__ if result.error else "Made")
         if result.error is None:
             made.append(result.name)
+            where = {"type": candidate.type, "location": candidate.location, "uid": result.uid}
+            hands.log.info("machine made", machine=result.name, pool=pool.name, **where, why=action.why)
             attempts.append(f"made {result.name} ({place})")
         elif isinstance(result.error, NoCapacity):
             candidates.pop(0)
@@ -216,10 +225,7 @@ def _make_one(pool: Pool, candidate: Candidate, snapshot: Snapshot, hands: Machi
             with hands.database.transaction() as transaction:
                 transaction.run(SQL["confirm_machine"], {"name": name, "uid": uid})
                 transaction.run(SQL["had"], {"pool": pool.name, **asdict(candidate)})
-            hands.log.info(
-                "machine made", machine=name, pool=pool.name, type=candidate.type, location=candidate.location, uid=uid
-            )
-            return Made(name=name)
+            return Made(name=name, uid=uid)
         hands.verify()
         if isinstance(error, StackLocked):
             # The engine began nothing, so the name was never heard of outside this database.
@@ -317,7 +323,8 @@ def _remove(removals: list[Remove], hands: MachineHands) -> int:
                 SQL["revoke"], {"name": removal.name, "reason": removal.reason, "only_idle": removal.only_idle}
             )
         if not revoked:
-            hands.log.info("removal given up: a run landed on it", machine=removal.name, pool=removal.pool)
+            event = "removal given up: a run landed on it"
+            hands.log.info(event, machine=removal.name, pool=removal.pool, reason=removal.reason, why=removal.why)
             continue
         if removal.reason is Reason.BOOT_TIMEOUT:
             _save_console(removal, hands)
@@ -335,6 +342,7 @@ def _destroy(pool: str, removals: list[Remove], hands: MachineHands) -> int:
         with hands.database.transaction() as transaction:
             transaction.run(SQL["end_machine"], {"name": name, "reason": removal.reason})
             transaction.run(SQL["forget_worker"], {"name": name})
+        METRICS.machine_ended(pool, removal.reason)
         hands.log.info("machine removed", machine=name, pool=pool, reason=removal.reason, why=removal.why)
     return len(names) - len(left)
 
@@ -342,7 +350,11 @@ def _destroy(pool: str, removals: list[Remove], hands: MachineHands) -> int:
 def _destroy_owned(pool: str, names: list[str], hands: MachineHands) -> int:
     hands.verify()
     left = destroy_names(pool, names, hands)
-    hands.log.info("owned by no row", pool=pool, machines=names)
+    METRICS.stray_deleted("machines", len(names) - len(left))
+    why = "the stack owns them and no row wants them"
+    hands.log.warning(
+        "machines of no row destroyed", pool=pool, machines=sorted({*names} - left), left=sorted(left), why=why
+    )
     return len(names) - len(left)
 
 
@@ -353,6 +365,7 @@ def _delete_stray(action: DeleteStray, hands: MachineHands) -> int:
     except OrcaError as error:
         hands.log.warning("stray not deleted yet", machine=action.machine.name, said=str(error))
         return 0
+    METRICS.stray_deleted("machines")
     hands.log.warning("stray deleted", machine=action.machine.name, uid=action.machine.uid, why=action.why)
     return 1
 

@@ -7,17 +7,19 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from orca_infra.db.connection import Database
+from orca_infra.db.connection import Database, load_queries
 from orca_infra.errors import NotLeader, OrcaError
 from orca_infra.kube.client import Kube
 from orca_infra.kube.kinds import JOB, POD, SECRET, SERVICE, Ref
 from orca_infra.log import Log
+from orca_infra.metrics import METRICS
 from orca_infra.runs.logs import DriverLogs
 from orca_infra.runs.model import EndReason, Finish, PodPlacement, QueuedRun, RunPlan, RunSpec, SeenObject, Sweep
 from orca_infra.runs.observe import SQL
 from orca_infra.runs.render import RunSettings, cluster_name, render
 from orca_infra.stack.cohorts import Cohorts
 
+MEASURE = load_queries("measure")
 #: Starts swept side by side: each is a handful of short requests, one after the other.
 SWEEPS_PARALLEL = 8
 #: How long a pass waits for the logs of what it sweeps; what has not come by then goes with a later pass.
@@ -71,7 +73,9 @@ def apply(plan: RunPlan, hands: RunHands) -> int:
         done += sum(threads.map(lambda sweep: _sweep(sweep, hands), plan.sweeps))
         done += sum(threads.map(lambda finish: _finish(finish, hands), plan.finishes))
     for stray in plan.strays:
-        done += _delete(stray, hands, "stray deleted")
+        deleted = _delete(stray, hands, "stray deleted", "it carries this stack's identity and nobody owns it")
+        METRICS.stray_deleted("runs", deleted)
+        done += deleted
     for stray in plan.strays_held:
         hands.log.warning("strays held: too many at once, an operator has to look", object=stray.name, kind=stray.kind)
     if failure is not None:
@@ -96,13 +100,13 @@ def _admit(runs: tuple[QueuedRun, ...], hands: RunHands) -> int:
     """Runs become running and their clusters wanted, all in one transaction; one that moved meanwhile is left out."""
     if not runs:
         return 0
-    admitted = 0
+    admitted: list[QueuedRun] = []
     placements = hands.placements()
     with hands.database.transaction() as transaction:
         for run in runs:
             if not transaction.value(SQL["admit"], {"run": run.run, "start": run.start}):
                 continue
-            admitted += 1
+            admitted.append(run)
             spec = RunSpec(
                 run=run.run,
                 start=run.start + 1,
@@ -136,8 +140,13 @@ def _admit(runs: tuple[QueuedRun, ...], hands: RunHands) -> int:
                         "rendered": json.dumps(manifest),
                     },
                 )
-    hands.log.info("runs admitted", runs=admitted)
-    return admitted
+        queued = transaction.dicts(MEASURE["queued_seconds"], {"runs": [run.run for run in admitted]})
+    for run in admitted:
+        why = "it was queued, and nothing holds it"
+        hands.log.info("run admitted", run=run.run, start=run.start + 1, pipeline=run.pipeline, why=why)
+    for row in queued:
+        METRICS.run_started("kubernetes", row["queued_seconds"])
+    return len(admitted)
 
 
 def _write_waits(plan: RunPlan, hands: RunHands) -> None:
@@ -159,7 +168,7 @@ def _label(item: SeenObject, hands: RunHands) -> None:
     except OrcaError as error:
         hands.log.warning("labels not put back yet", kind=item.kind, object=item.name, said=str(error))
     else:
-        hands.log.warning("labels put back", kind=item.kind, object=item.name)
+        hands.log.warning("labels put back", kind=item.kind, object=item.name, why="somebody took them off")
 
 
 def _sweep(sweep: Sweep, hands: RunHands) -> int:
@@ -169,10 +178,11 @@ def _sweep(sweep: Sweep, hands: RunHands) -> int:
             return 0
         with hands.database.transaction() as transaction:
             transaction.run(SQL["save_logs"], {"run": sweep.run, "start": sweep.start})
-    return sum(_delete(item, hands, "object deleted") for item in sweep.objects)
+    why = f"start {sweep.start} of run {sweep.run} ends"
+    return sum(_delete(item, hands, "object deleted", why) for item in sweep.objects)
 
 
-def _delete(item: SeenObject, hands: RunHands, event: str) -> int:
+def _delete(item: SeenObject, hands: RunHands, event: str, why: str) -> int:
     ref = Ref(kind=_KINDS[item.kind], namespace=item.namespace, name=item.name)
     try:
         deleted = hands.kube.delete(ref, uid=item.uid, propagation="Background")
@@ -180,7 +190,7 @@ def _delete(item: SeenObject, hands: RunHands, event: str) -> int:
         hands.log.warning("object not deleted yet", kind=item.kind, object=item.name, said=str(error))
         return 0
     if deleted:
-        hands.log.info(event, kind=item.kind, object=item.name, uid=item.uid)
+        hands.log.info(event, kind=item.kind, object=item.name, uid=item.uid, why=why)
     return int(deleted)
 
 
@@ -195,6 +205,7 @@ def _finish(finish: Finish, hands: RunHands) -> int:
             transaction.value(SQL["move"], {**key, "to_state": finish.to_state, "reason": finish.reason})
         transaction.run(SQL["end_cluster"], {**key, "reason": finish.reason})
         transaction.run(SQL["forget_objects"], key)
+    METRICS.start_ended(finish.reason)
     level = hands.log.info if finish.reason is EndReason.ENDED else hands.log.warning
     level("start ended", **key, reason=finish.reason, run_is_now=finish.to_state or "as it was", why=finish.detail)
     return 1

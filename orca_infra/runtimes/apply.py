@@ -14,6 +14,7 @@ from orca_infra.kube.client import Kube
 from orca_infra.kube.kinds import EVENT, POD, RUNTIME_POOL, SECRET, Ref
 from orca_infra.kube.labels import ROLE_LABEL, STACK_LABEL
 from orca_infra.log import Log
+from orca_infra.metrics import METRICS
 from orca_infra.runtimes.model import (
     Adoption,
     Birth,
@@ -77,7 +78,9 @@ def apply(plan: RuntimePlan, hands: RuntimeHands, *, highest_number: int = 0) ->
     for name in plan.finishes:
         done += _finish(name, hands)
     for stray in plan.strays:
-        done += _delete(stray, hands, "stray deleted")
+        deleted = _delete(stray, hands, "stray deleted", "it carries this stack's identity and nobody owns it")
+        METRICS.stray_deleted("runtimes", deleted)
+        done += deleted
     for stray in plan.strays_held:
         hands.log.warning("strays held: too many at once, an operator has to look", object=stray.name, kind=stray.kind)
     for change in plan.statuses:
@@ -101,6 +104,7 @@ def _write_rows(plan: RuntimePlan, hands: RuntimeHands) -> None:
         for mark in plan.marks:
             transaction.run(SQL["mark_pod"], asdict(mark))
     for ending in begun:
+        METRICS.runtime_pod_ends(ending.reason)
         hands.log.info("runtime Pod ends", pod=ending.name, reason=ending.reason, why=ending.detail)
 
 
@@ -116,7 +120,8 @@ def _bear(births: tuple[Birth, ...], hands: RuntimeHands, highest_number: int) -
                     record_pod(transaction, pod, taken=False)
                     born += 1
         for birth in births:
-            hands.log.info("runtime Pods wanted", pool=birth.pool.name, pods=birth.count)
+            why = f"the pool keeps {birth.pool.size}"
+            hands.log.info("runtime Pods wanted", pool=birth.pool.name, pods=birth.count, why=why)
     return born
 
 
@@ -127,10 +132,11 @@ def _sweep(sweep: Sweep, hands: RuntimeHands) -> int:
         if not transaction.value(SQL["is_ending"], {"name": sweep.name}):
             return 0
     left = [item for item in sweep.objects if not item.deleting]
-    return sum(_delete(item, hands, "object deleted", at_once=sweep.waiting) for item in left)
+    why = f"{sweep.name} ends"
+    return sum(_delete(item, hands, "object deleted", why, at_once=sweep.waiting) for item in left)
 
 
-def _delete(item: SeenObject, hands: RuntimeHands, event: str, *, at_once: bool = False) -> int:
+def _delete(item: SeenObject, hands: RuntimeHands, event: str, why: str, *, at_once: bool = False) -> int:
     ref = Ref(kind=_KINDS[item.kind], namespace=item.namespace, name=item.name)
     grace_seconds = 1 if at_once and item.kind == "Pod" else None
     try:
@@ -139,7 +145,7 @@ def _delete(item: SeenObject, hands: RuntimeHands, event: str, *, at_once: bool 
         hands.log.warning("object not deleted yet", kind=item.kind, object=item.name, said=str(error))
         return 0
     if deleted:
-        hands.log.info(event, kind=item.kind, object=item.name, uid=item.uid)
+        hands.log.info(event, kind=item.kind, object=item.name, uid=item.uid, why=why)
     return int(deleted)
 
 
@@ -153,6 +159,7 @@ def _adopt(adoption: Adoption, hands: RuntimeHands) -> int:
     except OrcaError as error:
         hands.log.warning("Secret not owned by its Pod yet", object=secret.name, said=str(error))
         return 0
+    hands.log.info("Secret given to its Pod", object=secret.name, why="it was made before its Pod was there")
     return 1
 
 
@@ -164,7 +171,7 @@ def _relabel(pod: SeenObject, hands: RuntimeHands) -> int:
     except OrcaError as error:
         hands.log.warning("labels not put back yet", pod=pod.name, said=str(error))
         return 0
-    hands.log.warning("labels that somebody took off were put back", pod=pod.name)
+    hands.log.warning("labels put back", pod=pod.name, why="somebody took them off")
     return 1
 
 
@@ -173,12 +180,13 @@ def _finish(name: str, hands: RuntimeHands) -> int:
     hands.verify()
     with hands.database.transaction() as transaction:
         transaction.run(SQL["end_runtime"], {"name": name})
-        ended = transaction.run(SQL["end_pod"], {"name": name})
-        if ended:
+        reason = transaction.value(SQL["end_pod"], {"name": name})
+        if reason is not None:
             transaction.run(SQL["forget_objects"], {"name": name})
-    if ended:
-        hands.log.info("runtime Pod ended", pod=name)
-    return ended
+    if reason is None:
+        return 0
+    hands.log.info("runtime Pod ended", pod=name, reason=reason, why="nothing is left of it")
+    return 1
 
 
 def _write_status(change: StatusChange, hands: RuntimeHands) -> int:
@@ -189,6 +197,9 @@ def _write_status(change: StatusChange, hands: RuntimeHands) -> int:
     except OrcaError as error:
         hands.log.warning("pool's status not written", pool=pool.name, said=str(error))
         return 0
+    status = change.status
+    why = status.message or "it is no longer what was said"
+    hands.log.info("pool's status written", pool=pool.name, warm=status.warm, assigned=status.assigned, why=why)
     return 1
 
 

@@ -25,6 +25,7 @@ from starlette.routing import Route
 
 from orca_infra.errors import AuthFailed, OrcaError, QuotaExceeded, Refused, Transient, UserError
 from orca_infra.kube.errors import Busy
+from orca_infra.metrics import METRICS
 from orca_infra.runtimes.callers import Caller, Callers
 from orca_infra.runtimes.launch import LaunchHands, LaunchRequest, launch
 from orca_infra.runtimes.living import (
@@ -90,6 +91,10 @@ def make_app(hands: LaunchHands, callers: Callers) -> Starlette:
             return _error(503, type(error).__name__, str(error))
         return JSONResponse({"status": "ok"})
 
+    async def measured(request: Request) -> Response:
+        text, media_type = METRICS.exposition(request.headers.get("Accept", ""))
+        return Response(text, headers={"Content-Type": media_type})
+
     routes = [
         Route("/v1/runtimes", guarded(_launch), methods=["POST"]),
         Route("/v1/runtimes", guarded(_list), methods=["GET"]),
@@ -101,6 +106,7 @@ def make_app(hands: LaunchHands, callers: Callers) -> Starlette:
         Route("/openapi.json", document),
         Route("/healthz", alive),
         Route("/readyz", ready),
+        Route("/metrics", measured),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _not_served})
 

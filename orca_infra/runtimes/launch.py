@@ -11,14 +11,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from time import monotonic
 from typing import Any
 from uuid import UUID
 
 from orca_infra.db.connection import Database
-from orca_infra.errors import AuthFailed, Conflict, QuotaExceeded, Refused, Transient
+from orca_infra.errors import AuthFailed, Conflict, OrcaError, QuotaExceeded, Refused, Transient
 from orca_infra.kube.client import Kube
 from orca_infra.kube.kinds import RUNTIME_ENVIRONMENT, RUNTIME_POOL, SECRET, Ref
 from orca_infra.log import Log
+from orca_infra.metrics import METRICS
 from orca_infra.runtimes.model import EndReason, Environment, Pool
 from orca_infra.runtimes.observe import SQL, read_environment, read_pool
 from orca_infra.runtimes.render import render_cold, render_secret
@@ -123,10 +125,15 @@ def launch(hands: LaunchHands, request: LaunchRequest) -> Launch:
     """
     asked = _checked(request)
     with TOUCHES.launching():
-        return _launch(hands, request, asked)
+        try:
+            return _launch(hands, request, asked)
+        except OrcaError as error:
+            METRICS.launch_failed(type(error).__name__)
+            raise
 
 
 def _launch(hands: LaunchHands, request: LaunchRequest, asked: Mapping[str, int]) -> Launch:
+    began_at = monotonic()
     if (known := _known(hands, request)) is not None and known.secret_made:
         return known.launch()
     data = gather_secrets(hands.kube, hands.namespace, request.user, request.secrets)
@@ -140,6 +147,7 @@ def _launch(hands: LaunchHands, request: LaunchRequest, asked: Mapping[str, int]
             _write(hands, "discard_runtime", claim, reason=str(EndReason.DISCARDED), detail=str(lost))
             hands.log.warning("runtime Pod discarded", pod=claim.pod, why=str(lost))
             continue
+        METRICS.claimed(monotonic() - began_at, warm=claim.warm)
         hands.log.info("runtime launched", id=str(claim.id), pod=claim.pod, user=request.user, warm=claim.warm)
         return claim.launch()
     raise Transient(f"{_TRIES} Pods of environment {request.environment} died while they were taken; try again")

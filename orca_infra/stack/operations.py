@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from orca_infra.db.connection import Database, Transaction, load_queries
 from orca_infra.errors import Conflict, EngineFailed, OrcaError, OutcomeUnknown, StackLocked, Transient
+from orca_infra.metrics import METRICS
 from orca_infra.process import ProcessId, boot_id, is_alive
 from orca_infra.stack.engine import Engine, OwnedResource, StackState
 from orca_infra.stack.locks import break_lock, holder_is_dead
@@ -190,9 +191,11 @@ class RecordedEngine:
         self._verify()
         with self._database.transaction() as transaction:
             also(transaction)
-            transaction.run(
+            ended = transaction.dicts(
                 _SQL["end_operation"], {"id": operation, "outcome": outcome, "message": message[:_MESSAGE_LIMIT]}
             )
+        for row in ended:
+            METRICS.engine_operation(**row)
 
     def _unlocked(self, stack: str, operate: Callable[[], Result]) -> Result:
         """Operate; if only locks of dead engines are in the way, break those and operate once more."""

@@ -34,6 +34,7 @@ _TABLES = (
         "engine_operations",
         "attention",
         "hearing",
+        "passes",
     ),
     *("runs", "workers", "pipelines"),
 )

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -236,62 +234,6 @@ def _all_rows(w: Any) -> str:
 
 
 # The whole loop as a process of its own.
-
-
-@pytest.fixture
-def start_loop(
-    home: Path, database_url: str, surroundings: Callable[..., Any]
-) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts `orca-infra run` with the surroundings' variables; ended by the test, or here."""
-    started: list[subprocess.Popen[str]] = []
-    program = shutil.which("orca-infra", path=str(Path(sys.executable).parent))
-    assert program is not None
-
-    def start(*arguments: str, state: str = "file", **more: str) -> subprocess.Popen[str]:
-        opened = surroundings(state, **more)  # makes cloud and home as the loop will find them
-        log = home / f"loop-{len(started) + 1}.log"
-        variables = {**os.environ, "ORCA_LOG": "json", **_environment_of(opened, home, database_url), **more}
-        started.append(
-            subprocess.Popen(
-                [program, "run", *arguments],
-                env=variables,
-                cwd=home,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=open(log, "w"),  # noqa: SIM115  (the loop's; a pipe would stop it once it is full)
-                text=True,
-                start_new_session=True,
-            )
-        )
-        return started[-1]
-
-    yield start
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.wait(10)
-    for log in sorted(home.glob("loop-*.log")):
-        print(f"--- {log.name}\n{log.read_text()}")  # pytest shows it when the test failed
-
-
-def _environment_of(opened: Any, home: Path, database_url: str) -> dict[str, str]:
-    settings = opened.settings
-    values = {
-        "ORCA_STACK": settings.stack,
-        "ORCA_HOME": str(home),
-        "ORCA_DB": database_url,
-        "ORCA_CONFIG": str(home / "orca.toml"),
-        "ORCA_TOKEN_KEY": settings.token_key.decode(),
-        "PULUMI_CONFIG_PASSPHRASE_FILE": str(settings.passphrase_file),
-        "ORCA_POOL_GROW_AFTER": f"{settings.grow_after_seconds:g}",
-        "ORCA_POOL_TRY_SECONDS": f"{settings.try_seconds:g}",
-        "ORCA_POOL_SCALE_SECONDS": f"{settings.scale_seconds:g}",
-        "ORCA_HEARTBEAT_SECONDS": f"{settings.heartbeat_seconds:g}",
-        "ORCA_STRAY_GRACE_SECONDS": f"{settings.stray_grace_seconds:g}",
-    }
-    if settings.backend_url:
-        values["PULUMI_BACKEND_URL"] = settings.backend_url
-    return values
 
 
 @STATES

@@ -32,6 +32,9 @@ from orca_infra.machines.model import (
     SeenMachine,
     Snapshot,
 )
+from orca_infra.record.codec import decode, encode
+from orca_infra.record.decided import MachinesDecided
+from orca_infra.record.words import decisions_of
 
 FOLDER = Path(__file__).parent / "machines"
 CASES = sorted(path.parent.name for path in FOLDER.glob("*/input.toml"))
@@ -244,3 +247,17 @@ def test_there_are_cases_and_each_says_what_it_is_about() -> None:
     assert len(CASES) >= 40
     for case in CASES:
         assert tomllib.loads((FOLDER / case / "input.toml").read_text(encoding="utf-8"))["about"], case
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_read_back_from_its_record_the_case_is_decided_the_same_and_told_in_words(case: str) -> None:
+    snapshot, pools, limits = read_input(FOLDER / case / "input.toml")
+    decided = MachinesDecided(snapshot=snapshot, pools=pools, limits=limits, plan=decide(snapshot, pools, limits))
+    read = decode(encode(decided))
+    assert read == decided
+    assert read.again() == decided.plan
+    words = decisions_of(decided)
+    assert sum(one.acts for one in words) == len(decided.plan.actions)
+    told = {name for one in words for name in one.about}
+    assert {report.pool for report in decided.plan.reports} <= told
+    assert all(one.why for one in words)

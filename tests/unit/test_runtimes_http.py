@@ -371,5 +371,6 @@ def test_the_document_has_every_path_and_no_other(face: Face) -> None:
 def test_health_and_what_is_not_served(face: Face) -> None:
     assert face.call("GET", "/healthz", token=None).code == 200
     assert face.call("GET", "/readyz", token=None).code == 503
+    assert 'orca_infra_claim_seconds_count{start="warm"}' in face.call("GET", "/metrics", token=None).body.decode()
     assert face.call("GET", "/v2", token=None).message == "there is nothing here; /openapi.json says what there is"
     assert face.call("PUT", "/v1/runtimes", {}).code == 405

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from orca_infra.errors import NotLeader, Transient
+from orca_infra.health.state import Health
 from orca_infra.log import make_log
 from orca_infra.loop.run import Loop
 from orca_infra.loop.schedule import (
@@ -224,6 +225,8 @@ def test_a_hanging_pass_is_said_once_and_when_it_does_not_end_the_process_leaves
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loop = object.__new__(Loop)
+    loop._health = Health(pass_seconds=600.0)
+    loop._started = SimpleNamespace(look=lambda: None)  # type: ignore[assignment]
     notes: list[tuple[str, str]] = []
     left: list[int] = []
     said = io.StringIO()

@@ -86,8 +86,8 @@ def test_a_status_shows_what_comes_from_outside_as_plain_text(
     terminal: Console, capsys: pytest.CaptureFixture[str]
 ) -> None:
     screen.status_for_people(status(EVIL))
-    # The stack; pools, machines and what ended, each with a heading; the runs; a refusal.
-    check(terminal, capsys, lines=1 + 2 + 2 + 1 + 1 + 2)
+    # The stack; pools, machines and what ended, each with a heading; the runs; a refusal; the last pass.
+    check(terminal, capsys, lines=1 + 2 + 2 + 1 + 1 + 2 + 1)
 
 
 def status(text: str) -> dict[str, Any]:
@@ -128,6 +128,7 @@ def status(text: str) -> dict[str, Any]:
         ],
         "machines": [{**machine, "created_at": NOW, "seen_at": None}],
         "ended": [{"name": text, "type": text, "location": text, "spot": False, "ended_at": NOW, "reason": text}],
+        "passes": [{"id": "machines-1", "at": NOW, "decided": text}],
         "attention": [],
         "runs": {text: 1},
     }

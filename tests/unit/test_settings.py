@@ -70,6 +70,10 @@ EVERY = {
     "ORCA_LOGS": "/var/log/orca",
     "ORCA_POLICY_CONFIG": str(POLICIES),
     "ORCA_LOG": "json",
+    "ORCA_RECORD_PASSES": "50",
+    "ORCA_RECORD_SECONDS": "1d",
+    "ORCA_HEALTH_PORT": "8080",
+    "ORCA_HEALTH_HOST": "::",
 }
 
 
@@ -132,6 +136,10 @@ def test_an_empty_environment_gives_the_defaults() -> None:
         logs=None,
         policies=None,
         log_form=None,
+        record_passes=1000,
+        record_seconds=7 * 86400,
+        health_port=None,
+        health_host="0.0.0.0",
     )
 
 
@@ -189,6 +197,10 @@ def test_every_setting_is_read_from_its_variable() -> None:
         logs=Path("/var/log/orca"),
         policies=PolicyFile(path=POLICIES, allowed=Allowed(types=("e2-*",), machines=20)),
         log_form="json",
+        record_passes=50,
+        record_seconds=86400,
+        health_port=8080,
+        health_host="::",
     )
 
 

@@ -10,6 +10,7 @@ update orca.engine_operations set pid = %(pid)s, process_started = %(process_sta
 
 -- name: end_operation
 update orca.engine_operations set ended_at = now(), outcome = %(outcome)s, message = %(message)s where id = %(id)s
+returning stack, kind, outcome, extract(epoch from ended_at - started_at)::float8 as seconds
 
 -- name: unsettled_stacks
 -- Stacks whose last operations have no known end.

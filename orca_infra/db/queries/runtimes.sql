@@ -72,6 +72,7 @@ on conflict (runtime) do nothing
 -- name: end_pod
 update orca.runtime_pods set ended_at = now(), reason = ending_reason
 where name = %(name)s and ended_at is null and ending_reason is not null
+returning reason
 
 -- name: forget_objects
 delete from orca.kube_objects where pod = %(name)s

@@ -15,6 +15,7 @@ from orca_infra.kube.kinds import JOB, NAMESPACE, POD, SERVICE, Ref
 from orca_infra.kube.labels import STACK_LABEL
 from orca_infra.log import make_log
 from orca_infra.loop.cluster_passes import RunPasses
+from orca_infra.record.codec import decode
 from orca_infra.settings import Settings, read_settings
 from orca_infra.stack.engine import Engine
 from orca_infra.stack.operations import RecordedEngine
@@ -135,5 +136,9 @@ def room(
             Ref(kind=NAMESPACE, namespace=None, name=namespace),
             {"metadata": {"labels": {STACK_LABEL: surroundings.stack_id}}},
         )
-        yield _room(surroundings, kube, environment, wait_until)
+        room = _room(surroundings, kube, environment, wait_until)
+        yield room
+        for row in room.rows("select id, record from orca.passes"):
+            decided = decode(row["record"])
+            assert decided.again() == decided.plan, f"pass {row['id']} is decided otherwise from its record"
     surroundings.close()

@@ -20,6 +20,8 @@ from orca_infra.db.connection import Database
 from orca_infra.kube.client import Kube
 from orca_infra.kube.kinds import CRD, EVENT, NODE, POD, RUNTIME_POOL, SECRET, Object, Ref
 from orca_infra.log import make_log
+from orca_infra.record.codec import decode, encode
+from orca_infra.record.decided import RuntimesDecided
 from orca_infra.runtimes.apply import RuntimeHands, apply
 from orca_infra.runtimes.crds import runtime_environment_crd, runtime_pool_crd
 from orca_infra.runtimes.decide import decide
@@ -73,6 +75,8 @@ class Room:
         began = time.monotonic()
         snapshot = observe(self.database, self.kube, stack_id=STACK_ID, namespace=self.namespace)
         plan = decide(snapshot, self.limits)
+        kept = decode(encode(RuntimesDecided(snapshot=snapshot, limits=self.limits, plan=plan)))
+        assert kept.again() == kept.plan
         apply(plan, self.hands, highest_number=snapshot.highest_number)
         self.passes_made.append(time.monotonic() - began)
         return plan
