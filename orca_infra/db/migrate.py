@@ -115,8 +115,8 @@ def check_schema(database: Database) -> None:
         if transaction.value("select to_regclass('orca.schema_versions')") is None:
             raise SetupError("the database has no schema of orca-infra yet: run `orca-infra db migrate`")
         refuse_newer(transaction)
-        newest = migrations()[-1].version
-        if (transaction.value("select max(version) from orca.schema_versions") or 0) < newest:
+        applied = {row["version"] for row in transaction.dicts("select version from orca.schema_versions")}
+        if not applied.issuperset(migration.version for migration in migrations()):
             raise SetupError("the database is of an older version: run `orca-infra db migrate`")
         require_orca_tables(transaction)
 

@@ -55,6 +55,12 @@ def test_migrations_apply_once_and_are_found_done_the_second_time(empty: Databas
     assert migrate(empty, with_orca_tables=False) == []
 
 
+def test_a_migration_that_was_left_out_is_noticed_whatever_came_after_it(database: Database) -> None:
+    script(database, f"delete from orca.schema_versions where version = {migrations()[-2].version}")
+    with pytest.raises(SetupError, match="run `orca-infra db migrate`"):
+        check_schema(database)
+
+
 def test_no_two_migrations_have_one_number() -> None:
     versions = [migration.version for migration in migrations()]
     assert versions == sorted(set(versions))
