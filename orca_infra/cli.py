@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -101,7 +102,8 @@ def open_for_command(say: Callable[[str], None] = _say) -> Surroundings:
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, default=str))
+    """Print a value for programs; times as ISO 8601."""
+    print(json.dumps(value, indent=2, default=lambda one: one.isoformat() if isinstance(one, datetime) else str(one)))
 
 
 @app.callback(invoke_without_command=True)

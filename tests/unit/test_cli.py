@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -413,3 +414,8 @@ def test_check_refuses_what_the_policies_do_not_allow(run: Run, tmp_path: Path) 
     )
     policies.write_text('{"machine-types": {"allowed": ["*"]}}')
     assert run("check", ORCA_POLICY_CONFIG=str(policies)).code == 0
+
+
+def test_times_for_programs_are_iso_8601(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.print_json({"at": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)})
+    assert json.loads(capsys.readouterr().out) == {"at": "2026-01-02T03:04:05+00:00"}
