@@ -18,6 +18,7 @@ from orca_infra.quantity import duration_text
 from orca_infra.record.words import of_action
 
 _WIDTH_OF_A_FILE = 1000
+_WAITING_SHOWN = 5
 _STATE_STYLES = {"making": "cyan", "booting": "cyan", "busy": "green", "idle": "yellow", "removing": "red"}
 
 
@@ -35,6 +36,12 @@ def status_tables(status: Mapping[str, Any]) -> RenderableType:
         parts.append(_machine_table(status["machines"], now))
     runs = ", ".join(f"{count} {state}" for state, count in status["runs"].items())
     parts.append(_text(f"runs: {runs or 'none'}"))
+    waiting = status["waiting"]
+    for row in waiting[:_WAITING_SHOWN]:
+        start = f" start {row['start']}" if row.get("start") else ""
+        parts.append(_text(f"  run {row['run']}{start} of {row['pipeline']} waits: {row['waiting']}"))
+    if len(waiting) > _WAITING_SHOWN:
+        parts.append(_text(f"  and {len(waiting) - _WAITING_SHOWN} more: `orca-infra runs list`"))
     return Group(*parts)
 
 

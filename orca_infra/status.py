@@ -12,6 +12,7 @@ from orca_infra.db.connection import Transaction
 from orca_infra.machines.model import MachineRow
 from orca_infra.machines.observe import SQL
 from orca_infra.record.history import last_passes
+from orca_infra.runs.status import read_queued, read_waiting_starts
 from orca_infra.surroundings import Surroundings
 
 _ENDED_SHOWN = 10
@@ -20,7 +21,7 @@ _ENDED_SHOWN = 10
 def read_status(surroundings: Surroundings) -> dict[str, Any]:
     """Pools (demand, message, last attempt, next try, refusals), machines with their state, what ended last, runs, passes.
 
-    Raises Transient.
+    With run clusters also what starts and queued runs wait for, the oldest first. Raises Transient.
     """
     with surroundings.database.snapshot() as transaction:
         machines = _live(transaction)
@@ -34,7 +35,14 @@ def read_status(surroundings: Surroundings) -> dict[str, Any]:
             "passes": last_passes(transaction),
             "attention": transaction.dicts(ATTENTION["all"]),
             "runs": {row["state"]: row["count"] for row in transaction.dicts(SQL["runs_by_state"])},
+            "waiting": _waiting(surroundings, transaction),
         }
+
+
+def _waiting(surroundings: Surroundings, transaction: Transaction) -> list[dict[str, Any]]:
+    if surroundings.settings.runner is None:
+        return []
+    return read_waiting_starts(transaction) + read_queued(transaction, surroundings.settings)
 
 
 def read_machines(

@@ -86,8 +86,8 @@ def test_a_status_shows_what_comes_from_outside_as_plain_text(
     terminal: Console, capsys: pytest.CaptureFixture[str]
 ) -> None:
     screen.status_for_people(status(EVIL))
-    # The stack; pools, machines and what ended, each with a heading; the runs; a refusal; the last pass.
-    check(terminal, capsys, lines=1 + 2 + 2 + 1 + 1 + 2 + 1)
+    # The stack; pools, machines and what ended, each with a heading; the runs and what waits; a refusal; the last pass.
+    check(terminal, capsys, lines=1 + 2 + 2 + 1 + 6 + 1 + 2 + 1)
 
 
 def status(text: str) -> dict[str, Any]:
@@ -111,6 +111,7 @@ def status(text: str) -> dict[str, Any]:
         "since": "2026-01-01T00:00:00.1",
         "message": text,
     }
+    waits = {"run": 3, "pipeline": text, "waiting": text}
     return {
         "stack": text,
         "id": text,
@@ -131,6 +132,7 @@ def status(text: str) -> dict[str, Any]:
         "passes": [{"id": "machines-1", "at": NOW, "decided": text}],
         "attention": [],
         "runs": {text: 1},
+        "waiting": [{"run": 1, "start": 2, "pipeline": text, "waiting": text}, *[waits] * 6],
     }
 
 

@@ -17,6 +17,7 @@ from orca_infra.kube.kinds import JOB, NAMESPACE, POD, Ref
 from orca_infra.kube.labels import PIPELINE_LABEL, RUN_LABEL, START_LABEL
 from orca_infra.loop.cluster_strays import ClusterStrays
 from orca_infra.runs.status import read_queued, read_waiting_starts
+from orca_infra.status import read_status
 from orca_infra.testing.cluster import TestCluster
 from orca_infra.testing.cluster_faults import FaultyServer
 from orca_infra.testing.cluster_http import Api
@@ -370,6 +371,7 @@ def test_what_is_queued_says_what_it_waits_for(room: Room) -> None:
     with room.database.snapshot() as transaction:
         [row] = read_queued(transaction, room.settings)
     assert row["waiting"] == "its pipeline runs max_runs (1) already"
+    assert [row["waiting"] for row in read_status(room.surroundings)["waiting"]] == [row["waiting"]]
 
 
 def test_a_log_folder_on_a_full_disk_is_said_and_holds_up_nothing_for_ever(room: Room, tmp_path: Path) -> None:
