@@ -307,11 +307,12 @@ def strays(context: typer.Context, as_json: Json = False) -> None:
 def strays_delete(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Delete all strays, however many they are: for when the loop holds them because they are so many.
+    """Delete all strays: for when the loop holds them, since they are so many or since the database may have lost rows.
 
     Example: orca-infra strays delete --yes
     """
     from orca_infra.loop.cluster_strays import open_strays
+    from orca_infra.loop.strays import release_strays
 
     surroundings = open_for_command()
     machines = _find_strays(surroundings)
@@ -329,6 +330,8 @@ def strays_delete(
             cluster.delete(stray)
             print(f"deleted {stray.kind} {stray.namespace}/{stray.name}")
     print(f"{count} deleted")
+    if release_strays(surroundings.database):
+        print("the loop deletes strays by itself again")
     surroundings.close()
 
 

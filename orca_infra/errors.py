@@ -12,12 +12,15 @@ OrcaError                    the base; a message says what, which object and the
 ├── Transient                a fault that may pass; try again later
 ├── Conflict                 something else holds the name, the lock or the row
 │   └── StackLocked          another engine operation holds the stack's lock
+│       └── StateBroken      the engine refuses the stack's state until somebody mended it
 ├── EngineFailed             an engine operation ended with an error, and says which resources failed
 ├── OutcomeUnknown           an engine operation ended without saying what it came to
 └── NotLeader                another loop leads, or this one no longer does
 """
 
 from __future__ import annotations
+
+from datetime import datetime
 
 
 class OrcaError(Exception):
@@ -77,15 +80,20 @@ class StackLocked(Conflict):
         self.locks = locks
 
 
+class StateBroken(StackLocked):
+    """The engine refuses a stack's state: like a lock, but until somebody mended it. Nothing was begun."""
+
+
 class StackLock:
     """One lock of a stack: its key or file in the state backend, and who holds it."""
 
-    __slots__ = ("host", "key", "pid")
+    __slots__ = ("host", "key", "pid", "taken_at")
 
-    def __init__(self, *, key: str, host: str, pid: int) -> None:
+    def __init__(self, *, key: str, host: str, pid: int, taken_at: datetime | None = None) -> None:
         self.key = key
         self.host = host
         self.pid = pid
+        self.taken_at = taken_at
 
 
 class OutcomeUnknown(OrcaError):

@@ -33,6 +33,7 @@ _HEARTBEATS_BEFORE_LOST = 3
 _LONGEST_SHOWN = 100
 _CORES_MOST = 1_000_000
 _WHOLE_SECONDS_MOST = 2**31 - 1
+_CORES = "cores"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,9 @@ class Settings:
     stray_grace_seconds: float
     stray_max: int
     engine_seconds: float
+    engine_parallel: int
+    drift_is_reported: bool
+    drift_seconds: float
     ended_row_seconds: float
     runner: str | None
     runs_namespace: str
@@ -167,6 +171,21 @@ def _read_count(text: str) -> int:
     if not _COUNT.fullmatch(text.strip()):
         raise ValueError("must be a whole number from 0 to 999999")
     return int(text)
+
+
+def _read_parallel(text: str) -> int:
+    if text.strip() == _CORES:
+        return len(os.sched_getaffinity(0))
+    count = _read_count(text)
+    if count == 0:
+        raise ValueError("must be at least 1")
+    return count
+
+
+def _read_drift(text: str) -> bool:
+    if text not in {"repair", "report"}:
+        raise ValueError("must be repair or report")
+    return text == "report"
 
 
 def _read_path(text: str) -> Path:
@@ -473,6 +492,35 @@ SETTINGS: tuple[Setting, ...] = (
         "900",
         meaning="The deadline of one operation of the engine, after which it is interrupted.",
         why="Longer than any create that still succeeds; a hung provider must not hold a stack's lock for ever.",
+    ),
+    Setting(
+        name="ORCA_ENGINE_PARALLEL",
+        field="engine_parallel",
+        meaning="How many operations of the engine on machine stacks may be under way at the same time. Runs and runtimes "
+        "have one each besides, which never waits for a machine's.",
+        unit="whole number from 1, or cores",
+        default=_CORES,
+        why="An operation's own work is a second or two of one core; the rest of it waits for the cloud.",
+        unset="As many as this process has cores.",
+        read=_read_parallel,
+    ),
+    Setting(
+        name="ORCA_DRIFT",
+        field="drift_is_reported",
+        meaning="What becomes of a change that somebody made by hand: repair puts labels back and has the state follow what "
+        "is there; report only says it, in log and status. What is gone ends in both cases.",
+        unit="repair or report",
+        default="repair",
+        why="Without its label a machine is found by nobody, and costs on.",
+        unset="repair.",
+        read=_read_drift,
+    ),
+    _seconds(
+        "ORCA_DRIFT_SECONDS",
+        "drift_seconds",
+        "1h",
+        meaning="How often each machine stack is refreshed although nothing was seen; the stacks are spread over this time.",
+        why="It takes seconds of the engine, and what matters is seen by each pass anyway.",
     ),
     _seconds(
         "ORCA_ENDED_ROW_SECONDS",

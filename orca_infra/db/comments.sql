@@ -12,6 +12,16 @@ comment on column orca.stack_identity.id is 'The id that labels everything that 
 comment on column orca.stack_identity.family is 'The family''s name, ORCA_STACK.';
 comment on column orca.stack_identity.made_at is 'When the id was made.';
 
+comment on table orca.lead is 'Who led last, and in which epoch; one row. Kept for ever.';
+comment on column orca.lead.single is 'Always true: there is one row.';
+comment on column orca.lead.epoch is 'Rises with each lead. Writes of an earlier one are refused.';
+comment on column orca.lead.holder is 'The process that leads or led last.';
+comment on column orca.lead.since is 'When this lead began.';
+comment on column orca.lead.system_identifier is 'The database server''s own, as of this lead; a restored dump has another.';
+comment on column orca.lead.timeline is 'The database server''s, as of this lead; a failover or a recovery begins another.';
+comment on column orca.lead.strays_held_since is 'Since when no stray is deleted, because rows may have been lost; null when none is held for that.';
+comment on column orca.lead.strays_held_why is 'What the loop saw of it. `orca-infra strays delete` ends it.';
+
 comment on table orca.run_transitions is 'One row for each change of a run''s state, and who may write it. Kept for ever.';
 comment on column orca.run_transitions.from_state is 'The state before.';
 comment on column orca.run_transitions.to_state is 'The state after.';
@@ -86,6 +96,7 @@ comment on column orca.engine_operations.host is 'The host that its process is o
 comment on column orca.engine_operations.boot_id is 'Which boot of that host.';
 comment on column orca.engine_operations.pid is 'Its process.';
 comment on column orca.engine_operations.process_started is 'Seconds from the boot to the process''s start; with pid and boot it names one process.';
+comment on column orca.engine_operations.deadline_seconds is 'How long after its start it is interrupted; null in rows of older versions.';
 comment on column orca.engine_operations.started_at is 'When it began.';
 comment on column orca.engine_operations.ended_at is 'When it ended; null: it is under way, or its end is not known.';
 comment on column orca.engine_operations.outcome is 'Done, Settled, OutcomeUnknown, or the kind of its error.';
@@ -209,6 +220,9 @@ comment on function orca.machine_of is 'For the functions above: the machine who
 comment on function orca.revoke_machine is 'For the loop: revoke the token and queue the machine''s runs again (or fail them, past max_starts), in one transaction.';
 comment on function orca.move_run is 'For all of these: write a transition, by compare-and-set on state, start and worker.';
 comment on function orca.runtime_seconds is 'How long a runtime has been charged for so far.';
+comment on function orca.server_history is 'The database server''s system identifier and timeline; null where it does not say.';
+comment on function orca.begin_lead is 'For the loop that got the lead''s lock: begin a new epoch, and give it.';
+comment on function orca.leads is 'For the loop: whether this epoch is the last and its lock still held; true until the transaction ends.';
 
 comment on table orca.passes is 'One row for each pass that changed something, or did nothing for another reason than the one before: what it saw, decided and came to; orca-infra explain shows it. The newest ORCA_RECORD_PASSES of each scope are kept, none longer than ORCA_RECORD_SECONDS.';
 comment on column orca.passes.id is 'With the scope before it, what the pass is called: machines-12.';

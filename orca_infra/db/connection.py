@@ -8,8 +8,9 @@ Postgres does so through this module. No transaction is held open across a call 
 from __future__ import annotations
 
 import contextlib
+import copy
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
 from typing import Any, LiteralString, TypeVar
 from urllib.parse import quote, urlencode
@@ -24,6 +25,17 @@ from orca_infra.errors import SetupError, Transient
 CONNECT_SECONDS = 10
 #: Three scopes' threads, what they do side by side, and the watches' notes.
 _POOL_SIZE = 10
+#: A server whose host is gone is noticed within 10 s, whether or not something is being sent to it.
+_NOTICE_DEAD_SERVERS: Mapping[str, Any] = {
+    "keepalives_idle": 3,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 9000,
+}
+#: The same the other way round, so that what a dead client holds is free within 10 s; nothing on a local socket.
+_NOTICE_DEAD_CLIENTS = """
+select set_config('tcp_keepalives_idle', '3', false), set_config('tcp_keepalives_interval', '2', false),
+       set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', '9000', false)"""
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 Row = TypeVar("Row")
@@ -82,22 +94,31 @@ class Database:
             timeout=CONNECT_SECONDS,
             reconnect_timeout=CONNECT_SECONDS,
             check=ConnectionPool.check_connection,
+            configure=_notice_dead_clients,
             kwargs={
                 "application_name": "orca-infra",
                 "connect_timeout": CONNECT_SECONDS,
-                "keepalives_idle": 10,
-                "keepalives_interval": 5,
-                "keepalives_count": 3,
+                **_NOTICE_DEAD_SERVERS,
                 # Server-side statements would outlive a pooler's connection.
                 "prepare_threshold": None,
             },
         )
+        self._guard: Callable[[Transaction], None] | None = None
+
+    def guarded(self, guard: Callable[[Transaction], None]) -> Database:
+        """The same database, in which every read-write transaction begins with `guard`; what that raises ends it."""
+        guarded = copy.copy(self)
+        guarded._guard = guard  # noqa: SLF001  (its own)
+        return guarded
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """A read-write transaction; committed when the block ends well."""
         with _away_is_transient(), self._pool.connection() as connection, connection.transaction():
-            yield Transaction(connection)
+            transaction = Transaction(connection)
+            if self._guard is not None:
+                self._guard(transaction)
+            yield transaction
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[Transaction]:
@@ -130,10 +151,9 @@ class Session:
                 autocommit=True,
                 connect_timeout=CONNECT_SECONDS,
                 application_name=application_name,
-                keepalives_idle=5,
-                keepalives_interval=3,
-                keepalives_count=3,
+                **_NOTICE_DEAD_SERVERS,
             )
+            self._connection.execute(_NOTICE_DEAD_CLIENTS)
 
     def row(self, query: LiteralString, parameters: Parameters | None = None) -> tuple[Any, ...] | None:
         """Run a statement and give its first row, when it has rows."""
@@ -154,10 +174,17 @@ class Session:
             self._connection.close()
 
 
+def _notice_dead_clients(connection: psycopg.Connection[Any]) -> None:
+    connection.execute(_NOTICE_DEAD_CLIENTS)
+    connection.commit()
+
+
 @contextlib.contextmanager
 def _away_is_transient() -> Iterator[None]:
     try:
         yield
+    except psycopg.errors.LockNotAvailable as error:
+        raise Transient(f"the database keeps something locked for another: {first_line(error)}") from error
     except (psycopg.OperationalError, psycopg.errors.AdminShutdown, PoolTimeout) as error:
         raise Transient(f"the database is away: {first_line(error)}") from error
 

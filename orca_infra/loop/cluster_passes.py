@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from time import monotonic
 
 from orca_infra.attention import note
@@ -14,6 +15,8 @@ from orca_infra.kube.client import Kube
 from orca_infra.kube.kinds import JOB, POD, RUNTIME_ENVIRONMENT, RUNTIME_POOL, Kind, Object
 from orca_infra.kube.labels import STACK_LABEL
 from orca_infra.log import Log
+from orca_infra.loop.drift import say_labels_lost
+from orca_infra.loop.strays import say_strays_held, strays_held
 from orca_infra.loop.watches import Watch
 from orca_infra.metrics import METRICS
 from orca_infra.record.decided import RunsDecided, RuntimesDecided, Scope
@@ -23,10 +26,12 @@ from orca_infra.runs.decide import decide
 from orca_infra.runs.limits import run_limits, run_settings
 from orca_infra.runs.logs import KEEP_RETRY_SECONDS, DriverLogs
 from orca_infra.runs.model import PodPlacement, RunPlan
+from orca_infra.runs.model import SeenObject as SeenRunObject
 from orca_infra.runs.observe import SQL, observe
 from orca_infra.runtimes import apply as hands_of_runtimes
 from orca_infra.runtimes.decide import decide as decide_runtimes
 from orca_infra.runtimes.model import RuntimeLimits
+from orca_infra.runtimes.model import SeenObject as SeenRuntimeObject
 from orca_infra.runtimes.observe import observe as observe_runtimes
 from orca_infra.runtimes.rows import PodNotes
 from orca_infra.runtimes.rows import prune as prune_runtimes
@@ -85,12 +90,17 @@ class RunPasses:
         for a cohort whose `up` was cut short, and NotLeader.
         """
         _begin(self._hands, self._surroundings, self._hands.settings.namespace)
-        decided = self.decide()
-        self._note("strays of runs", _held(decided.plan))
+        rows_lost = strays_held(self._surroundings.database)
+        decided = self.decide(rows_lost=rows_lost)
+        plan = decided.plan
+        _say_held(self._surroundings, self._hands.log, "objects of runs", plan.strays_held, rows_lost)
         METRICS.set(self.scope, gauges_of(decided, METRICS.pool))
+        if self._surroundings.settings.drift_is_reported:
+            say_labels_lost(self._surroundings.database, "runs", [f"{one.kind} {one.name}" for one in plan.unlabelled])
+            plan = replace(plan, unlabelled=())
         try:
             with METRICS.phase(self.scope, "apply"), self._record.keeping(decided) as kept:
-                kept.changed = hands_of_runs.apply(decided.plan, self._hands)
+                kept.changed = hands_of_runs.apply(plan, self._hands)
             return kept.changed
         finally:
             self._note("drivers' logs", self._hands.logs.trouble)
@@ -134,8 +144,9 @@ class RunPasses:
         """What a pass would do now."""
         return self.decide().plan
 
-    def decide(self) -> RunsDecided:
-        """What there is now, and what a pass would do about it."""
+    def decide(self, *, rows_lost: str = "") -> RunsDecided:
+        """What there is now, and what a pass would do about it; `rows_lost`: why no stray may go, when none may."""
+        limits = replace(self._limits, stray_max=0) if rows_lost else self._limits
         with METRICS.phase(self.scope, "observe"):
             snapshot = observe(
                 self._surroundings.database,
@@ -145,8 +156,8 @@ class RunPasses:
                 namespace=self._hands.settings.namespace,
             )
         with METRICS.phase(self.scope, "decide"):
-            plan = decide(snapshot, self._limits)
-        return RunsDecided(snapshot=snapshot, limits=self._limits, plan=plan)
+            plan = decide(snapshot, limits)
+        return RunsDecided(snapshot=snapshot, limits=limits, plan=plan)
 
 
 class RuntimePasses:
@@ -192,10 +203,16 @@ class RuntimePasses:
                 self._surroundings.database, self._kube, stack_id=self._surroundings.stack_id, namespace=self._namespace
             )
         read_at = monotonic()
+        rows_lost = strays_held(self._surroundings.database)
+        limits = replace(self._limits, stray_max=0) if rows_lost else self._limits
         with METRICS.phase(self.scope, "decide"):
-            plan = decide_runtimes(snapshot, self._limits)
-        decided = RuntimesDecided(snapshot=snapshot, limits=self._limits, plan=plan)
+            plan = decide_runtimes(snapshot, limits)
+        decided = RuntimesDecided(snapshot=snapshot, limits=limits, plan=plan)
         METRICS.set(self.scope, gauges_of(decided, METRICS.pool))
+        _say_held(self._surroundings, self._hands.log, "objects of runtimes", plan.strays_held, rows_lost)
+        if self._surroundings.settings.drift_is_reported:
+            say_labels_lost(self._surroundings.database, "runtimes", [f"Pod {pod.name}" for pod in plan.relabels])
+            plan = replace(plan, relabels=())
         try:
             with METRICS.phase(self.scope, "apply"), self._record.keeping(decided) as kept:
                 kept.changed = hands_of_runtimes.apply(plan, self._hands, highest_number=snapshot.highest_number)
@@ -234,13 +251,15 @@ def _begin(
     hands.cohorts.abandon()
 
 
-def _held(plan: RunPlan) -> str:
-    if not plan.strays_held:
-        return ""
-    return (
-        f"{len(plan.strays_held)} objects carry this stack's identity and belong to no run, more than ORCA_STRAY_MAX: none "
-        f"is deleted, an operator has to look (the first is {plan.strays_held[0].kind} {plan.strays_held[0].name})"
-    )
+def _say_held(
+    surroundings: Surroundings,
+    log: Log,
+    what: str,
+    held: Iterable[SeenRunObject | SeenRuntimeObject],
+    rows_lost: str,
+) -> None:
+    names = [f"{stray.kind} {stray.name}" for stray in held]
+    say_strays_held(surroundings.database, log, what, names, rows_lost)
 
 
 def runtime_limits(settings: Settings) -> RuntimeLimits:

@@ -1,74 +1,153 @@
-"""One leader among any number of loops: a session-level advisory lock on a connection of its own."""
+"""One leader among any number of loops: a session-level advisory lock on a connection of its own, and an epoch.
+
+The lock says who leads. The epoch, a number that rises with each lead, fences whoever led before: every transaction in which
+a leader writes asks the server first, in that same transaction, whether its epoch is still the last and its lock still held.
+"""
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
+from dataclasses import dataclass
 
-from orca_infra.db.connection import Session
-from orca_infra.errors import NotLeader, Transient
+from orca_infra.db.connection import Session, Transaction, load_queries
+from orca_infra.errors import NotLeader, SetupError, Transient
 
-# A bigint key stands in pg_locks as two halves, with objsubid 1.
-_IS_OURS = """
-    l.locktype = 'advisory' and l.granted and l.objsubid = 1
-    and ((l.classid::bigint << 32) | l.objid::bigint) = hashtextextended('orca.leader', 0)"""
-_ACQUIRE = "select pg_try_advisory_lock(hashtextextended('orca.leader', 0))"
-# Asked of the server each time: behind a pooler in transaction mode another session answers, and does not hold the lock.
-_HELD = f"select exists (select from pg_locks l where {_IS_OURS} and l.pid = pg_backend_pid())"
-_HOLDER = f"""
-select a.pid, coalesce(host(a.client_addr), 'this host'), to_char(a.backend_start, 'YYYY-MM-DD HH24:MI:SS')
-from pg_locks l join pg_stat_activity a on a.pid = l.pid where {_IS_OURS}"""
+SQL = load_queries("lead")
+_POOLER = (
+    "ORCA_DB leads through a pooler in transaction mode, in which no loop can hold the lock that makes it the leader: "
+    "give the loop a direct connection, or a pooler in session mode"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lead:
+    """A lead: its epoch, and the server process whose session holds its lock."""
+
+    epoch: int
+    pid: int
 
 
 class Leader:
     """Holds the lead of this database's stack family from `acquire` until `release` or the connection's end.
 
-    Any number of threads may verify it at the same time.
+    Any number of threads may use it at the same time. A loop that follows keeps its connection from one try to the next.
     """
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._session: Session | None = None
+        self._pid = 0
+        self._lead: _Lead | None = None
         self._lock = threading.Lock()
 
+    def connect(self) -> None:
+        """Make the connection that the lock will be held on; nothing happens when there is one.
+
+        Raises SetupError behind a pooler in transaction mode, Transient when the database is away.
+        """
+        with self._lock:
+            self._connect()
+
     def acquire(self) -> bool:
-        """Try to become leader; False when another is. Raises Transient when the database is away."""
-        session = Session(self._url, "orca-infra leader")
-        row = session.row(_ACQUIRE)
-        if row is None or not row[0]:
-            session.close()
-            return False
-        self._session = session
-        return True
+        """Try to become leader; False when another is. Raises what `connect` does."""
+        with self._lock:
+            session = self._connect()
+            try:
+                is_ours, is_held = session.row(SQL["acquire"], {"pid": self._pid}) or (False, False)
+                if not is_ours:
+                    raise SetupError(_POOLER)
+                if not is_held:
+                    return False
+                begun = session.row(SQL["begin_lead"], {"holder": f"pid {os.getpid()} on {socket.gethostname()}"})
+            except BaseException:
+                self._close()
+                raise
+            assert begun is not None
+            self._lead = _Lead(int(begun[0]), self._pid)
+            return True
+
+    @property
+    def epoch(self) -> int | None:
+        """The number of this lead; None while this loop does not lead."""
+        return self._lead.epoch if self._lead else None
 
     def verify(self) -> None:
-        """Raises NotLeader unless the lock is held at this moment; called before every write and engine start."""
+        """Raises NotLeader unless this loop leads at this moment; called before every write and engine start."""
         with self._lock:
-            if self._session is None:
+            lead, session = self._lead, self._session
+            if lead is None or session is None:
                 raise NotLeader("this process does not lead")
             try:
-                row = self._session.row(_HELD)
+                is_ours, leads = session.row(SQL["leads_here"], {"pid": lead.pid, "epoch": lead.epoch}) or (True, False)
             except Transient as error:
                 self._close()
                 raise NotLeader(f"the lead was lost with its connection: {error}") from error
-            if row is None or not row[0]:
-                self._close()
-                raise NotLeader(
-                    "the lead was lost: its lock is no longer held (is ORCA_DB a pooler in transaction mode?)"
-                )
+            if is_ours and leads:
+                return
+            self._close()
+            if not is_ours:
+                raise NotLeader(f"the lead was lost: {_POOLER}")
+            raise NotLeader("the lead was lost: its lock is no longer held, or another loop has led since")
+
+    def guard(self, transaction: Transaction) -> None:
+        """The same as a transaction's first statement; no later leader begins before that transaction has ended."""
+        lead = self._lead
+        if lead is None:
+            raise NotLeader("this process does not lead")
+        if not transaction.value(SQL["leads"], {"epoch": lead.epoch, "pid": lead.pid}):
+            raise NotLeader("the lead was lost: its lock is no longer held, or another loop has led since")
 
     def release(self) -> None:
         with self._lock:
             self._close()
 
+    def _connect(self) -> Session:
+        if self._session is None:
+            session = Session(self._url, "orca-infra leader")
+            try:
+                session.row(SQL["wait_little"])
+                self._pid = _own_server_process(self._url, session)
+            except BaseException:
+                session.close()
+                raise
+            self._session = session
+        return self._session
+
     def _close(self) -> None:
+        self._lead = None
         if self._session is not None:
             self._session.close()
             self._session = None
 
 
+def _own_server_process(url: str, session: Session) -> int:
+    """The process that serves this session; raises SetupError when sessions have none of their own.
+
+    A pooler in transaction mode gives the process of an idle session to whoever has a transaction to make.
+    """
+
+    def pid_of(one: Session) -> int:
+        row = one.row(SQL["server_process"])
+        assert row is not None
+        return int(row[0])
+
+    mine = pid_of(session)
+    other = Session(url, "orca-infra look at poolers")
+    try:
+        other.row("begin")
+        if pid_of(other) == mine or pid_of(session) != mine:
+            raise SetupError(_POOLER)
+        other.row("rollback")
+    finally:
+        other.close()
+    return mine
+
+
 def holder(url: str) -> str:
     """Who leads now, for people; empty when nobody does."""
     session = Session(url)
-    row = session.row(_HOLDER)
+    row = session.row(SQL["holder"])
     session.close()
     return "" if row is None else f"server process {row[0]}, connected from {row[1]} since {row[2]}"

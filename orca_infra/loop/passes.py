@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from time import monotonic
 
-from orca_infra.attention import note
 from orca_infra.config import Config
 from orca_infra.errors import SetupError
 from orca_infra.health.facts import gauges_of
 from orca_infra.log import Log
+from orca_infra.loop.drift import MachineDrift, say_labels_lost
+from orca_infra.loop.strays import say_strays_held, strays_held
 from orca_infra.machines import apply as hands_of_machines
 from orca_infra.machines.account import claim_account, foreign_account
 from orca_infra.machines.decide import decide
 from orca_infra.machines.hands import MachineHands
-from orca_infra.machines.model import Plan, Pool, Snapshot
+from orca_infra.machines.model import Plan, Pool, Relabel, Snapshot
 from orca_infra.machines.observe import SQL, observe
 from orca_infra.machines.providers.gcp import GcpProvider
 from orca_infra.machines.providers.local import LocalProvider
@@ -69,8 +70,12 @@ class MachinePasses:
         providers: ProvidersOf | None = None,
         images: ImageArchitectures = unknown_architectures,
         seconds: Callable[[], float] = monotonic,
+        parallel: int = 1,
     ) -> None:
-        """What a simulation replaces: the machine providers for a configuration that was just read, and what seconds pass."""
+        """What a simulation replaces: the machine providers for a configuration that was just read, and what seconds pass.
+
+        `parallel`: how many pools are worked on at the same time.
+        """
         self._surroundings = surroundings
         self._verify = verify
         self._log = log
@@ -80,13 +85,16 @@ class MachinePasses:
         self._stopping = threading.Event()
         self._cut_short = threading.Event()
         self.record = PassRecord.of(Scope.MACHINES, surroundings.database, surroundings.settings, log)
+        self._parallel = parallel
         self.recorded = RecordedEngine(
             engine,
             surroundings.database,
             backend_url=surroundings.engine.backend_url,
             verify=verify,
             deadline_seconds=surroundings.settings.engine_seconds,
+            parallel=parallel,
         )
+        self._drift = MachineDrift(surroundings.settings, surroundings.database, self.recorded, log)
 
     def run(self, config: Config) -> PassResult:
         """Make one pass.
@@ -109,13 +117,20 @@ class MachinePasses:
             )
         read_at = self._seconds()
         limits = self._surroundings.settings.limits(config)
+        rows_lost = strays_held(self._surroundings.database)
+        if rows_lost:
+            limits = replace(limits, stray_max=0)
         with METRICS.phase(self.scope, "decide"):
             plan = decide(snapshot, config.pools, limits)
-        self._say_what_is_held(plan)
+        self._say_what_is_held(plan, rows_lost)
         decided = MachinesDecided(snapshot=snapshot, pools=config.pools, limits=limits, plan=plan)
         METRICS.set(self.scope, gauges_of(decided, METRICS.pool))
+        if self._surroundings.settings.drift_is_reported:
+            plan = self._without_relabels(plan)
         with METRICS.phase(self.scope, "apply"), self.record.keeping(decided) as kept:
             changed = kept.changed = hands_of_machines.apply(plan, snapshot, hands)
+            if not self._is_ending():
+                self._drift.look(plan, snapshot)
         # Read again at the end, so that a slow pass and what follows it are not one gap; but what was unheard within one long
         # operation stays a gap, since the database may have been away in it.
         self._hear()
@@ -135,16 +150,14 @@ class MachinePasses:
     def _is_ending(self) -> bool:
         return self._stopping.is_set() or self._cut_short.is_set()
 
-    def _say_what_is_held(self, plan: Plan) -> None:
+    def _without_relabels(self, plan: Plan) -> Plan:
+        relabels = [action for action in plan.actions if isinstance(action, Relabel)]
+        say_labels_lost(self._surroundings.database, self.scope, [action.machine.name for action in relabels])
+        return replace(plan, actions=tuple(action for action in plan.actions if not isinstance(action, Relabel)))
+
+    def _say_what_is_held(self, plan: Plan, rows_lost: str) -> None:
         names = sorted([*(stray.name for stray in plan.strays_held), *plan.owned_held])
-        message = ""
-        if names:
-            message = (
-                f"{len(names)} strays are more than ORCA_STRAY_MAX, and none is deleted ({', '.join(names[:3])}, …): "
-                "see `orca-infra strays`, then `orca-infra strays delete`"
-            )
-            self._log.warning("strays held: too many at once, an operator has to look", machines=names)
-        note(self._surroundings.database, "strays", message)
+        say_strays_held(self._surroundings.database, self._log, "machines", names, rows_lost)
 
     def prune(self) -> None:
         """Delete the rows of what ended long ago."""
@@ -178,6 +191,7 @@ class MachinePasses:
             log=self._log,
             stopping=self._is_ending,
             grace_seconds=self._surroundings.settings.stray_grace_seconds,
+            parallel=self._parallel,
         )
 
 

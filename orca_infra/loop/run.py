@@ -13,7 +13,7 @@ from types import FrameType
 
 from orca_infra.attention import note
 from orca_infra.db.connection import Session
-from orca_infra.errors import NotLeader, OrcaError, Transient
+from orca_infra.errors import NotLeader, OrcaError, StateBroken, Transient
 from orca_infra.health.server import serving
 from orca_infra.health.started import StartedRuns
 from orca_infra.health.state import Health
@@ -41,24 +41,27 @@ class Loop:
     """One loop of any number; at any time at most one of them leads."""
 
     def __init__(self, surroundings: Surroundings, log: Log, *, leave: Callable[[int], object] = os._exit) -> None:
-        """Raises SetupError and ConfigError when it could never make a pass.
+        """Raises SetupError and ConfigError when it could never make a pass, Transient when the database is away.
 
         `leave` ends this process with a code when a pass does not end by any other means: a thread cannot be ended.
         """
-        self._surroundings = surroundings
         self._log = log
         self._leave = leave
         self._live = LiveConfig(surroundings.settings.config_path)
         check_account(surroundings, self._live.config)
         self._leader = Leader(surroundings.url)
+        self._leader.connect()
+        # All that this loop writes is fenced: a leader of the past writes nothing.
+        surroundings = replace(surroundings, database=surroundings.database.guarded(self._leader.guard))
+        self._surroundings = surroundings
         self._stop = threading.Event()
         self._scopes = Scopes(surroundings, lambda: self._live.config, self._leader.verify, log)
-        #: Scopes of which status may say that something is wrong, and those whose pass was said to hang.
         self._health = Health(pass_seconds=surroundings.settings.pass_seconds)
         self._started = StartedRuns(surroundings.database)
+        #: Scopes of which status may say that something is wrong, and those whose pass was said to hang.
         self._unwell: set[str] = set()
         self._hanging: set[str] = set()
-        _check_base_soon(surroundings, self._scopes)
+        _check_base_soon(surroundings, self._scopes, log)
 
     def run_once(self) -> PassResult:
         """One pass of every scope, in turn. Raises NotLeader when another loop leads."""
@@ -228,10 +231,15 @@ class Loop:
                 over.wait(RETRY_SECONDS)
 
 
-def _check_base_soon(surroundings: Surroundings, scopes: Scopes) -> None:
-    """Check the base's state; once more after a moment when the state's backend is only just being made by another loop."""
+def _check_base_soon(surroundings: Surroundings, scopes: Scopes, log: Log) -> None:
+    """Check the base's state; once more after a moment when the state's backend is only just being made by another loop.
+
+    One that cannot be read stops its stack alone, which the loop never ups.
+    """
     try:
         check_base(surroundings, scopes.engine)
     except Transient:
         time.sleep(RETRY_SECONDS)
         check_base(surroundings, scopes.engine)
+    except StateBroken as error:
+        log.warning("the base's state cannot be read: whose it is was not checked", why=str(error))

@@ -35,7 +35,9 @@ class Scopes:
         self._engines: list[Engine] = []
         self.engine = self._new_engine()
         images = RegistryArchitectures(kept_seconds=settings.image_seconds)
-        self._machines = MachinePasses(surroundings, self.engine, verify, log, images=images)
+        self._machines = MachinePasses(
+            surroundings, self.engine, verify, log, images=images, parallel=settings.engine_parallel
+        )
         self._cluster: list[RunPasses | RuntimePasses] = []
         self.scopes = [_scope_of_machines(self._machines, self.engine, config, settings.scale_seconds)]
         if settings.uses_cluster:

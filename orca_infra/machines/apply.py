@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -68,7 +69,7 @@ def settle(hands: MachineHands) -> dict[str, str]:
             continue
         try:
             state = hands.engine.settle(stack)
-        except Conflict as error:
+        except (Conflict, EngineFailed, OutcomeUnknown) as error:
             held[pool] = str(error)
             continue
         why = "the end of its last operation was not known"
@@ -90,6 +91,26 @@ def apply(plan: Plan, snapshot: Snapshot, hands: MachineHands) -> int:
     """
     hands.verify()
     _write_reports(plan, snapshot, hands)
+    parts = _by_pool(plan) if hands.parallel > 1 else [plan]
+    if len(parts) <= 1:
+        return _in_turn(plan, snapshot, hands)
+    with ThreadPoolExecutor(hands.parallel, thread_name_prefix="pool") as threads:
+        begun = [threads.submit(_in_turn, part, snapshot, hands) for part in parts]
+    errors = [error for one in begun if (error := one.exception()) is not None]
+    if errors:
+        raise next((error for error in errors if isinstance(error, NotLeader)), errors[0])
+    return sum(one.result() for one in begun)
+
+
+def _by_pool(plan: Plan) -> list[Plan]:
+    """The plan of each pool, whose stack is its own; of what belongs to no pool there is a part, too."""
+    actions: dict[str, list[Action]] = {}
+    for action in plan.actions:
+        actions.setdefault("" if isinstance(action, DeleteStray) else action.pool, []).append(action)
+    return [replace(plan, actions=tuple(part)) for part in actions.values()]
+
+
+def _in_turn(plan: Plan, snapshot: Snapshot, hands: MachineHands) -> int:
     done = 0
     for step in _steps(plan, snapshot, hands):
         if hands.stopping():

@@ -29,3 +29,4 @@ class MachineHands:
     log: Log
     stopping: Callable[[], bool] = lambda: False
     grace_seconds: float = 0
+    parallel: int = 1

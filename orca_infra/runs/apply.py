@@ -76,8 +76,6 @@ def apply(plan: RunPlan, hands: RunHands) -> int:
         deleted = _delete(stray, hands, "stray deleted", "it carries this stack's identity and nobody owns it")
         METRICS.stray_deleted("runs", deleted)
         done += deleted
-    for stray in plan.strays_held:
-        hands.log.warning("strays held: too many at once, an operator has to look", object=stray.name, kind=stray.kind)
     if failure is not None:
         raise failure
     return done + hands.cohorts.drop_empty()

@@ -81,8 +81,6 @@ def apply(plan: RuntimePlan, hands: RuntimeHands, *, highest_number: int = 0) ->
         deleted = _delete(stray, hands, "stray deleted", "it carries this stack's identity and nobody owns it")
         METRICS.stray_deleted("runtimes", deleted)
         done += deleted
-    for stray in plan.strays_held:
-        hands.log.warning("strays held: too many at once, an operator has to look", object=stray.name, kind=stray.kind)
     for change in plan.statuses:
         done += _write_status(change, hands)
     for event in plan.events:

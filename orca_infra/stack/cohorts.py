@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orca_infra.db.connection import Database, load_queries
-from orca_infra.errors import EngineFailed, OrcaError, OutcomeUnknown, SetupError, StackLocked
+from orca_infra.errors import EngineFailed, OrcaError, OutcomeUnknown, SetupError, StackLocked, StateBroken
 from orca_infra.kube.answers import Refusal, refusal_of
 from orca_infra.kube.labels import JOB_UID_PLACEHOLDER
 from orca_infra.log import Log
@@ -125,11 +125,19 @@ class Cohorts:
         """Forget cohorts that declare nothing any more; gives how many."""
         with self._database.snapshot() as transaction:
             rows = transaction.dicts(SQL["empty_cohorts"], {"scope": self._scope, "limit": DROPS_MAX})
+        dropped = 0
         for row in rows:
-            self._engine.drop(row["stack"])
+            try:
+                self._engine.drop(row["stack"])
+            except StateBroken as error:
+                # Nothing is declared in it any more; it only stays until somebody looks, and keeps no other.
+                self._end(row["stack"], StateBroken.__name__)
+                self._log.warning("cohort not dropped", pulumi_stack=row["stack"], why=str(error))
+                continue
             with self._database.transaction() as transaction:
                 transaction.run(SQL["forget_cohort"], {"stack": row["stack"]})
-        return len(rows)
+            dropped += 1
+        return dropped
 
     def _confirm(
         self, stack: str, objects: Sequence[OpenObject], changes: Iterable[ResourceChange], failures: Mapping[str, str]

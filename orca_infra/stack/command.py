@@ -19,9 +19,11 @@ from typing import IO
 
 from orca_infra.errors import OutcomeUnknown, SetupError
 from orca_infra.process import ProcessId, end_session
+from orca_infra.stack.guard import Guard
 
 #: How long an interrupted engine may take to write its state before its session is killed.
 INTERRUPT_GRACE_SECONDS = 20.0
+_GUARD = Guard(INTERRUPT_GRACE_SECONDS)
 #: How soon a wait notices that its limit was moved.
 _LOOK_SECONDS = 1.0
 
@@ -70,6 +72,7 @@ class PulumiCommand:
                 arguments, folder, stdin=stdin, outputs=(out, err), environment=environment or {}, limit=limit
             )
             identity = ProcessId.of(process.pid)
+            _GUARD.begin(identity)
             try:
                 if on_start is not None:
                     on_start(identity)
@@ -86,6 +89,7 @@ class PulumiCommand:
                 # Whatever happened, nothing of this session stays: plugins do not always notice that their engine is gone.
                 end_session(identity, 0.5)
                 process.wait()
+                _GUARD.end(identity)
                 with self._lock:
                     self._running.pop(process)
                     self._interrupted.discard(process)

@@ -10,6 +10,7 @@ that is written besides the state is in one bounded place.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -150,10 +151,17 @@ class Engine:
             return ()
 
     def refresh(
-        self, stack: str, *, targets: tuple[str, ...], deadline_seconds: float, on_start: OnStart
+        self,
+        stack: str,
+        *,
+        targets: tuple[str, ...],
+        deadline_seconds: float,
+        on_start: OnStart,
+        only_look: bool = False,
     ) -> tuple[ResourceChange, ...]:
-        """Bring the state of `targets` up to what their provider says."""
-        arguments = ["refresh", "--yes", "--skip-preview", *_targets(targets)]
+        """Bring the state of `targets` (of all, without any) up to what their provider says; `only_look`: only say it."""
+        how = ["--preview-only"] if only_look else ["--yes", "--skip-preview"]
+        arguments = ["refresh", *how, *_targets(targets)]
         return self._operate(arguments, stack, deadline_seconds, on_start)
 
     def preview(self, stack: str, program: Program, *, deadline_seconds: float) -> tuple[ResourceChange, ...]:
@@ -193,6 +201,26 @@ class Engine:
         pending = tuple(p["resource"]["urn"] for p in deployment.get("pending_operations") or [])
         return StackState(resources=owned, pending=pending, outputs=outputs)
 
+    def check(self, stack: str) -> None:
+        """Read the state as an operation would. Raises StateBroken when it would be refused; an absent stack is well."""
+        completed = self._run(
+            ["stack", "--stack", stack], stack
+        )  # unlike an export, this looks whether it fits together
+        with contextlib.suppress(StackMissing):
+            raise_for(completed, _NO_EVENTS, f"stack {stack}")
+
+    def keep_aside(self, stack: str, content: bytes) -> Path:
+        """Keep a state that cannot be used where nothing overwrites it; the same one is kept once."""
+        digest = hashlib.sha256(content).hexdigest()[:12]
+        path = self._folder / "broken" / f"{stack}-{digest}.json"
+        with _no_space_is_said(path.parent):
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            if not path.exists():
+                temporary = path.with_suffix(".part")
+                temporary.write_bytes(content)
+                temporary.rename(path)
+        return path
+
     def salt(self, stack: str) -> str:
         """The salt of the passphrase that this state was made with; empty when the stack is absent."""
         deployment = self._export(stack).get("deployment", {})
@@ -231,7 +259,7 @@ class Engine:
         on_start: OnStart | None,
         environment: Mapping[str, str] | None = None,
     ) -> tuple[ResourceChange, ...]:
-        with tempfile.NamedTemporaryFile(dir=self._stack_folder(stack), prefix="events-", suffix=".json") as log:
+        with self._event_log(stack) as log:
             completed = self._run(
                 [*arguments, "--stack", stack, "--exec-kind", "auto.inline", "--event-log", log.name],
                 stack,
@@ -243,6 +271,11 @@ class Engine:
                 events = read_events(lines)
         raise_for(completed, events, f"{arguments[0]} {stack}")
         return events.changes
+
+    def _event_log(self, stack: str) -> contextlib.AbstractContextManager[Any]:
+        folder = self._stack_folder(stack)
+        with _no_space_is_said(folder):
+            return tempfile.NamedTemporaryFile(dir=folder, prefix="events-", suffix=".json")
 
     def _export(self, stack: str) -> dict[str, Any]:
         completed = self._run(["stack", "export", "--stack", stack], stack)

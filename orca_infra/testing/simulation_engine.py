@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 from orca_infra.errors import EngineFailed, OrcaError, OutcomeUnknown, ResourceFailure, StackLocked
 from orca_infra.process import ProcessId
 from orca_infra.stack.engine import PROJECT, OnStart, OwnedResource, StackState
-from orca_infra.stack.outcome import ResourceChange
+from orca_infra.stack.outcome import ResourceChange, StackMissing
 from orca_infra.stack.program import Program, Registrar
 from orca_infra.testing.fake_cloud import Clock, CloudError, FakeCloud, FakeMachine, Operation
 
@@ -145,6 +145,38 @@ class FakeEngine:
             operation = cloud.begin_delete(outputs["location"], resource.name, there.uid if there else outputs["uid"])
             self._carry_out(_Step(state, urn, operation, resource.type, None), deadline_seconds, changes, failures)
         self._end("destroy", stack, state, changes, failures)
+        return tuple(changes)
+
+    def refresh(
+        self,
+        stack: str,
+        *,
+        targets: tuple[str, ...],
+        deadline_seconds: float,  # noqa: ARG002  (a read takes no time here)
+        on_start: OnStart,
+        only_look: bool = False,
+    ) -> tuple[ResourceChange, ...]:
+        if stack not in self._backend.stacks:
+            raise StackMissing(f"refresh {stack}: no stack named {stack!r} found")
+        state = self._begin("refresh", stack, on_start)
+        changes: list[ResourceChange] = []
+        failures: list[ResourceFailure] = []
+        for urn, resource in sorted(state.resources.items()):
+            if targets and urn not in targets:
+                continue
+            location = str(resource.outputs["location"])
+            try:
+                seen = self._backend.clouds[location].get(location, resource.name)
+            except CloudError as error:
+                failures.append(ResourceFailure(urn=urn, message=str(error)))
+                continue
+            gone = seen is None or seen.uid != resource.outputs["uid"]
+            if gone and not only_look:
+                del state.resources[urn]
+            outputs = {} if gone else resource.outputs
+            op = "delete" if gone else "same"
+            changes.append(ResourceChange(op=op, urn=urn, type=resource.type, id=resource.id, outputs=outputs))
+        self._end("refresh", stack, state, changes, failures)
         return tuple(changes)
 
     def state(self, stack: str) -> StackState:

@@ -235,6 +235,21 @@ def test_what_is_forgotten_stays_where_it_is_and_the_stack_owns_it_no_more(bench
     bench.engine().forget("test.machines.none", targets=(bench.urn("orca-p-1", "test.machines.none"),))
 
 
+def test_a_refresh_stores_that_a_machine_is_gone_and_one_that_only_looks_says_it(bench: Any) -> None:
+    bench.up("m-1")
+    bench.up("m-2")
+    [gone] = [machine for machine in bench.provider.list() if machine.name == "m-1"]
+    bench.provider.delete(gone)
+    ops = {change.name: change.op for change in bench.engine().refresh(STACK, only_look=True)}
+    assert (ops["m-1"], ops["m-2"]) == ("delete", "same")
+    assert sorted(bench.owned()) == ["m-1", "m-2"]
+    bench.engine().refresh(STACK)
+    assert sorted(bench.owned()) == ["m-2"]
+    ops = {change.name: change.op for change in bench.engine().refresh(STACK)}
+    assert (ops.get("m-1"), ops["m-2"]) == (None, "same")
+    assert bench.outcomes()[-3:] == [("refresh", "Done")] * 3
+
+
 def test_a_destroy_in_a_stack_that_does_not_exist_does_nothing(bench: Any) -> None:
     assert bench.engine().destroy(STACK, targets=(bench.urn("orca-p-1"),)) == ()
 

@@ -203,6 +203,7 @@ def main() -> None:
         recorder.up("m-5")
         targets = (f"urn:pulumi:{STACK}::orca-infra::{TYPE}::m-5",)
         recorder.record("destroy-done", lambda: engine.destroy(STACK, targets=targets, **never))  # type: ignore[arg-type]
+        record_broken_states(recorder)
         record_lock_of_postgres(recorder)
     finally:
         for process in recorder.processes:
@@ -211,6 +212,21 @@ def main() -> None:
         for machine in cloud.list():
             cloud.delete(machine.name)
         shutil.rmtree(folder)
+
+
+def record_broken_states(recorder: Recorder) -> None:
+    """A state that does not fit together, and one that is cut off."""
+    stack = "test.machines.broken"
+    recorder.engine.init(stack)
+    path = recorder.folder / "state" / ".pulumi" / "stacks" / engine_module.PROJECT / f"{stack}.json"
+    whole = json.loads(path.read_text())
+    orphan = {"urn": f"urn:pulumi:{stack}::orca-infra::{TYPE}::m-1", "custom": True, "id": "m-1", "type": TYPE}
+    whole["checkpoint"]["latest"]["resources"] = [{**orphan, "parent": f"urn:pulumi:{stack}::orca-infra::{TYPE}::m-0"}]
+    path.write_text(json.dumps(whole))
+    recorder.record("state-broken", lambda: recorder.up("m-1", recorder.engine, stack))
+    recorder.record("state-broken-seen", lambda: recorder.engine.check(stack))
+    path.write_text(json.dumps(whole)[:100])
+    recorder.record("state-cut-off", lambda: recorder.up("m-1", recorder.engine, stack))
 
 
 def record_lock_of_postgres(recorder: Recorder) -> None:

@@ -65,7 +65,7 @@ def assert_converged(w: Any, *, machines: list[str]) -> None:
 
 
 @STATES
-def test_an_engine_killed_before_its_machine_was_made_leaves_a_lock_that_is_broken_and_a_row_that_ends_interrupted(
+def test_of_an_engine_killed_before_its_machine_was_made_the_lock_is_freed_and_the_row_ends_interrupted(
     passes: Passes, state: str
 ) -> None:
     w = passes(state)
@@ -75,7 +75,7 @@ def test_an_engine_killed_before_its_machine_was_made_leaves_a_lock_that_is_brok
     interrupted.join()
     assert interrupted.error is None
     assert w.reasons() == {"orca-p-1": None}
-    assert len(lock_keys(w)) == 1
+    assert lock_keys(w) == []
     assert w.operations()[-1]["outcome"] == "OutcomeUnknown"
 
     w.pass_until(lambda: "orca-p-2" in w.reasons())
@@ -270,6 +270,27 @@ def test_a_loop_killed_in_mid_up_takes_its_engine_along_and_the_next_one_converg
     assert set(w.reasons().values()) <= {None, "Interrupted"}
     assert len(w.listed()) <= 1
     assert_converged(w, machines=w.listed())
+
+
+@STATES
+def test_of_a_loop_that_is_killed_with_its_engine_the_next_one_breaks_the_lock(
+    passes: Passes, start_loop: Callable[..., subprocess.Popen[str]], wait_until: WaitUntil, state: str
+) -> None:
+    w = passes(state)
+    w.leader.release()
+    w.cloud.arm("create", "", seconds=60)
+    w.queue()
+    loop = start_loop(state=state)
+    engine = w.engine_at_fault()
+    loop.kill()
+    os.kill(engine.pid, signal.SIGKILL)
+    loop.wait(10)
+    assert len(lock_keys(w)) == 1
+
+    wait_until(w.leader.acquire, 5, "Postgres to notice the loop's end")
+    w.pass_until(lambda: "orca-p-2" in w.reasons())
+    assert w.reasons() == {"orca-p-1": "Interrupted", "orca-p-2": None}
+    assert_converged(w, machines=["orca-p-2"])
 
 
 def test_a_loop_that_is_told_to_stop_twice_in_mid_up_waits_for_the_step_and_leaves_with_0(

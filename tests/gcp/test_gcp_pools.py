@@ -198,7 +198,7 @@ def test_a_name_that_another_stack_took_is_not_deleted_with_the_machine_that_had
     assert w.listed() == ["orca-p-1", "orca-p-2"]
     assert [resource.name for resource in w.engine.state(w.stack).resources] == ["orca-p-2"]
     assert w.rows("select name from orca.owned") == [{"name": "orca-p-2"}]
-    assert w.operations() == operations
+    assert {one["kind"] for one in w.operations()[len(operations) :]} <= {"refresh"}
 
     # Taken between the decision to remove it for another reason and the removal.
     w.execute("update orca.pool_machines set drain_at = now() where name = 'orca-p-2'")
@@ -235,7 +235,7 @@ def test_labels_that_were_taken_off_by_hand_are_put_back(gcp: Gcp) -> None:
     assert w.cloud.named("orca-p-1").labels == {key: before[key] for key in ("orca-stack", "orca-pool")}
     assert w.reasons() == {"orca-p-1": None}
     assert w.run_pass().changed == 0
-    assert w.operations() == operations
+    assert {one["kind"] for one in w.operations()[len(operations) :]} <= {"refresh"}
 
 
 def test_a_delete_that_fails_leaves_the_machine_which_is_deleted_later(gcp: Gcp) -> None:

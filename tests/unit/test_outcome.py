@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orca_infra.errors import EngineFailed, OrcaError, OutcomeUnknown, SetupError, StackLocked, Transient
+from orca_infra.errors import EngineFailed, OrcaError, OutcomeUnknown, SetupError, StackLocked, StateBroken, Transient
 from orca_infra.stack.command import Completed
 from orca_infra.stack.outcome import Events, StackMissing, raise_for, read_events
 
@@ -128,6 +129,37 @@ def test_a_state_that_cannot_be_reached_may_pass_and_shows_no_password(name: str
     assert isinstance(error, Transient)
     assert "failed to ping PostgreSQL" in str(error)
     assert "s3cr3t" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("state-broken", "refusing to use it: child resource .*::m-1 refers to missing parent .*::m-0$"),
+        ("state-broken-seen", "refusing to use it: child resource .*::m-1 refers to missing parent .*::m-0$"),
+        ("state-cut-off", "failed to load checkpoint: place 1: unexpected end of JSON input$"),
+    ],
+)
+def test_a_state_that_the_engine_refuses_is_told_in_one_line_and_without_the_environment(name: str, words: str) -> None:
+    completed, events = sample(name)
+    said = completed.stderr.replace("file:///tmp/home/state", "postgres://u:s3cr3t@db/state")
+    with pytest.raises(StateBroken, match=words) as caught:
+        raise_for(replace(completed, stderr=said), events, "up test.machines.p")
+    assert "s3cr3t" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_full_disk_is_said_as_one() -> None:
+    error = "error: open /state/.pulumi/locks/x.json: no space left on device"
+    with pytest.raises(Transient, match="the disk of the engine's state or of its work folder is full"):
+        raise_for(Completed(code=255, stdout="", stderr=error), Events((), (), ()), "up s")
+
+
+def test_of_an_engine_that_panics_its_first_words_are_told_and_not_its_trace() -> None:
+    trace = (
+        "panic: runtime error: index out of range [1]\n\ngoroutine 1 [running]:\nmain.main()\n\t/src/main.go:67 +0x6d\n"
+    )
+    with pytest.raises(EngineFailed, match=r"^up s: panic: runtime error: index out of range \[1\]$"):
+        raise_for(Completed(code=2, stdout="", stderr=trace), Events((), (), ()), "up s")
 
 
 def test_a_program_that_raised_failed_without_a_resource() -> None:

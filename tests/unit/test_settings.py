@@ -1,4 +1,5 @@
 import dataclasses
+import os
 import re
 import types
 import typing
@@ -40,6 +41,9 @@ EVERY = {
     "ORCA_STRAY_GRACE_SECONDS": "90",
     "ORCA_STRAY_MAX": "7",
     "ORCA_ENGINE_SECONDS": "10m",
+    "ORCA_ENGINE_PARALLEL": "3",
+    "ORCA_DRIFT": "report",
+    "ORCA_DRIFT_SECONDS": "2h",
     "ORCA_ENDED_ROW_SECONDS": "1d",
     "ORCA_RUNNER": "kubernetes",
     "ORCA_RUNS_NAMESPACE": "runs",
@@ -106,6 +110,9 @@ def test_an_empty_environment_gives_the_defaults() -> None:
         stray_grace_seconds=60,
         stray_max=20,
         engine_seconds=900,
+        engine_parallel=len(os.sched_getaffinity(0)),
+        drift_is_reported=False,
+        drift_seconds=3600,
         ended_row_seconds=30 * 86400,
         runner=None,
         runs_namespace="orca-runs",
@@ -167,6 +174,9 @@ def test_every_setting_is_read_from_its_variable() -> None:
         stray_grace_seconds=90,
         stray_max=7,
         engine_seconds=600,
+        engine_parallel=3,
+        drift_is_reported=True,
+        drift_seconds=7200,
         ended_row_seconds=86400,
         runner="kubernetes",
         runs_namespace="runs",

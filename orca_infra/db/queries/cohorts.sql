@@ -62,9 +62,9 @@ update orca.cohorts set ended_at = now(), outcome = %(outcome)s where stack = %(
 update orca.cohorts set ended_at = now(), outcome = 'OutcomeUnknown' where ended_at is null and scope = %(scope)s
 
 -- name: empty_cohorts
--- Cohorts that declare nothing any more.
+-- Cohorts that declare nothing any more; not those whose state nobody can read.
 select c.stack from orca.cohorts c
-where c.scope = %(scope)s and c.ended_at is not null
+where c.scope = %(scope)s and c.ended_at is not null and c.outcome is distinct from 'StateBroken'
   and not exists (select from orca.kube_objects o where o.cohort = c.stack)
 order by c.number limit %(limit)s
 

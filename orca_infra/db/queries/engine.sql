@@ -1,8 +1,8 @@
 -- Named statements of the engine's ledger; %(...)s are parameters.
 
 -- name: begin_operation
-insert into orca.engine_operations (stack, kind, targets, host, boot_id)
-values (%(stack)s, %(kind)s, %(targets)s, %(host)s, %(boot_id)s)
+insert into orca.engine_operations (stack, kind, targets, host, boot_id, deadline_seconds)
+values (%(stack)s, %(kind)s, %(targets)s, %(host)s, %(boot_id)s, %(deadline_seconds)s)
 returning id
 
 -- name: operation_started
@@ -13,17 +13,18 @@ update orca.engine_operations set ended_at = now(), outcome = %(outcome)s, messa
 returning stack, kind, outcome, extract(epoch from ended_at - started_at)::float8 as seconds
 
 -- name: unsettled_stacks
--- Stacks whose last operations have no known end.
-select distinct stack from orca.engine_operations where ended_at is null or outcome = 'OutcomeUnknown' order by stack
+-- Stacks whose last operations have no known end, or whose state the engine refused.
+select distinct stack from orca.engine_operations
+where ended_at is null or outcome in ('OutcomeUnknown', 'StateBroken') order by stack
 
 -- name: settle_stack
 update orca.engine_operations
 set ended_at = coalesce(ended_at, now()), outcome = 'Settled'
-where stack = %(stack)s and (ended_at is null or outcome = 'OutcomeUnknown')
+where stack = %(stack)s and (ended_at is null or outcome in ('OutcomeUnknown', 'StateBroken'))
 
 -- name: operations_of
 -- The newest operations of a stack, as proof of who a lock's holder was.
-select pid, process_started, host, boot_id, ended_at is not null as ended
+select pid, process_started, host, boot_id, ended_at is not null as ended, outcome, started_at, deadline_seconds, now() as now
 from orca.engine_operations where stack = %(stack)s order by id desc limit 50
 
 -- name: own
@@ -38,4 +39,4 @@ delete from orca.owned where stack = %(stack)s and urn = %(urn)s
 delete from orca.owned where stack = %(stack)s
 
 -- name: prune_operations
-delete from orca.engine_operations where ended_at < now() - make_interval(secs => %(kept_seconds)s) and outcome <> 'OutcomeUnknown'
+delete from orca.engine_operations where ended_at < now() - make_interval(secs => %(kept_seconds)s) and outcome not in ('OutcomeUnknown', 'StateBroken')

@@ -1,0 +1,82 @@
+"""The raw keys of a state's backend, where that is known how: a folder, or Pulumi's table in Postgres.
+
+The engine offers no way to read a state that it refuses, nor to look at locks without an operation.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from orca_infra.db.connection import Session
+from orca_infra.errors import Conflict
+
+
+class _Folder:
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def read(self, key: str) -> bytes | None:
+        path = self._root / key
+        return path.read_bytes() if path.is_file() else None
+
+    def keys(self, prefix: str) -> list[str]:
+        found = sorted((self._root / prefix).glob("*.json"))
+        return [str(path.relative_to(self._root)) for path in found]
+
+    def delete(self, key: str) -> None:
+        (self._root / key).unlink(missing_ok=True)
+
+
+class _Table:
+    """Keys in Postgres. The engine puts the URL's path, which is the database's name, before every key."""
+
+    def __init__(self, session: Session, prefixes: set[str]) -> None:
+        self._session = session
+        self._prefixes = sorted(prefixes)
+
+    def read(self, key: str) -> bytes | None:
+        row = self._session.row(
+            "select data->>'data' from pulumi_state where key = any(%(keys)s)", {"keys": self._full(key)}
+        )
+        return base64.b64decode(row[0]) if row else None
+
+    def keys(self, prefix: str) -> list[str]:
+        found: list[str] = []
+        for full in self._full(prefix):
+            row = self._session.row(
+                "select array_agg(key order by key) from pulumi_state where starts_with(key, %(prefix)s)",
+                {"prefix": full},
+            )
+            found += [
+                key[len(full) - len(prefix) :] for key in (row[0] if row and row[0] else []) if key.endswith(".json")
+            ]
+        return found
+
+    def delete(self, key: str) -> None:
+        self._session.row("delete from pulumi_state where key = any(%(keys)s)", {"keys": self._full(key)})
+
+    def _full(self, key: str) -> list[str]:
+        return [f"{prefix}/{key}" for prefix in self._prefixes]
+
+
+Backend = _Folder | _Table
+
+
+@contextmanager
+def open_backend(url: str) -> Iterator[Backend]:
+    """The backend of this URL. Raises Conflict for one of another kind, Transient when it is away."""
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        yield _Folder(Path(unquote(parts.netloc + parts.path)).expanduser())
+    elif parts.scheme in {"postgres", "postgresql"}:
+        session = Session(url)
+        try:
+            yield _Table(session, {parts.path.strip("/"), unquote(parts.path).strip("/")})
+        finally:
+            session.close()
+    else:
+        raise Conflict(f"what is in a {parts.scheme} backend is for `pulumi cancel` and `pulumi state repair` to mend")

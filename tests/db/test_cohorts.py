@@ -1,0 +1,46 @@
+"""What the database knows of cohorts when the engine will not have one."""
+
+from __future__ import annotations
+
+import io
+from typing import Any, cast
+
+from orca_infra.db.connection import Database
+from orca_infra.errors import StateBroken
+from orca_infra.log import make_log
+from orca_infra.stack.cohorts import Cohorts
+from orca_infra.stack.operations import RecordedEngine
+
+
+class Engine:
+    """Refuses the state of one stack."""
+
+    def __init__(self) -> None:
+        self.dropped: list[str] = []
+
+    def drop(self, stack: str) -> None:
+        self.dropped.append(stack)
+        if stack == "test.runs.1":
+            raise StateBroken("its state is cut off")
+
+
+def test_a_cohort_whose_state_is_broken_is_tried_once_and_keeps_no_other_from_being_dropped(database_url: str) -> None:
+    database = Database(database_url)
+    with database.transaction() as transaction:
+        for number in (1, 2):
+            transaction.run(
+                "insert into orca.cohorts (stack, number, scope, ended_at, outcome) "
+                "values ('test.runs.' || %(n)s::text, %(n)s, 'runs', now(), 'Done')",
+                {"n": number},
+            )
+    engine = Engine()
+    log = make_log(io.StringIO(), form="text")
+    cohorts = Cohorts("runs", "test", "id", database=database, engine=cast("RecordedEngine", engine), log=log)
+    assert cohorts.drop_empty() == 1
+    assert engine.dropped == ["test.runs.1", "test.runs.2"]
+    assert cohorts.drop_empty() == 0
+    assert engine.dropped == ["test.runs.1", "test.runs.2"]
+    with database.snapshot() as transaction:
+        left: list[dict[str, Any]] = transaction.dicts("select stack, outcome from orca.cohorts")
+    assert left == [{"stack": "test.runs.1", "outcome": "StateBroken"}]
+    database.close()
