@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test check cluster tools bench docs format clean
+.PHONY: help demo test check image cluster tools bench docs format clean
 
 help: ## What there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -24,6 +24,9 @@ check: $(READY) ## The quick loop: format, lint, layers, types, and the tests wi
 
 bench: $(READY) tools ## One bench: make bench BENCH=pass
 	@$(BIN)/python bench/$(BENCH).py $(ARGS)
+
+image: $(READY) tools ## Prepare the context of the image in dist/image
+	@$(BIN)/python tools/image.py
 
 cluster: $(READY) tools ## A real Kubernetes control plane with kwok nodes, until Ctrl-C
 	@$(BIN)/python -m orca_infra.testing.cluster

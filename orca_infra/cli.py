@@ -16,6 +16,7 @@ import typer
 
 from orca_infra import __version__
 from orca_infra.cli_cluster import runtimes_app
+from orca_infra.cli_drain import register as register_drain
 from orca_infra.cli_explain import register as register_explain
 from orca_infra.cli_machines import register as register_machines
 from orca_infra.cli_preview import register as register_preview
@@ -54,6 +55,7 @@ app.add_typer(runtimes_app, name="runtimes", rich_help_panel=SERVE)
 register_machines(app, looking=LOOK, steering=STEER)
 register_preview(app, LOOK)
 register_explain(app, panel=LOOK)
+register_drain(app, steering=STEER)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables for people.")]
 
@@ -95,10 +97,11 @@ def _settings() -> Settings:
     return read_settings(os.environ)
 
 
-def open_for_command(say: Callable[[str], None] = _say) -> Surroundings:
+def open_for_command(say: Callable[[str], None] = _say, *, secrets: bool = True) -> Surroundings:
+    """`secrets`: with passphrase and token key; what runs no engine and makes no machine should not have them."""
     from orca_infra.surroundings import open_surroundings
 
-    return open_surroundings(_settings(), say=say)
+    return open_surroundings(_settings(), say=say, with_passphrase=secrets, with_token_key=secrets)
 
 
 def print_json(value: Any) -> None:

@@ -202,7 +202,7 @@ def runtimes_serve(
     from orca_infra.runtimes.callers import Callers, FileTokens, ReviewedTokens
     from orca_infra.runtimes.serve import serve
 
-    surroundings = open_for_command()
+    surroundings = open_for_command(secrets=False)
     hands = launch_hands(surroundings)
     settings = surroundings.settings
     callers: Callers

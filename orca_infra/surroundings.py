@@ -56,26 +56,36 @@ def database_url(settings: Settings, say: Callable[[str], None]) -> str:
     return embedded.start(folder)
 
 
-def open_surroundings(settings: Settings, *, say: Callable[[str], None]) -> Surroundings:
-    """Put everything together. Raises SetupError naming the first thing that is missing, with nothing half-made."""
+def open_surroundings(
+    settings: Settings, *, say: Callable[[str], None], with_passphrase: bool = True, with_token_key: bool = True
+) -> Surroundings:
+    """Put everything together. Raises SetupError naming the first thing that is missing, with nothing half-made.
+
+    Without the passphrase nothing can be done with the engine, without the token key no machine be made: for a process that
+    does neither, and then should not have them.
+    """
     _make_home(settings.home)
     passphrase = settings.passphrase_file
     token_key = settings.token_key
     if settings.db is not None:
-        if passphrase is None:
+        if passphrase is None and with_passphrase:
             raise SetupError(
                 "PULUMI_CONFIG_PASSPHRASE_FILE is not set: it names the file whose passphrase protects the secrets in the "
                 "engine's state; make one with `openssl rand -hex 32 > FILE` and keep it safe"
             )
-        if token_key is None:
+        if token_key is None and with_token_key:
             raise SetupError(
                 "ORCA_TOKEN_KEY is not set: workers' tokens are made from it; `openssl rand -hex 32` makes a good one"
             )
     if passphrase is None:
-        passphrase = _secret_file(settings.home / "passphrase")
-    elif not _has_text(passphrase):
+        passphrase = settings.home / "passphrase"
+        if settings.db is None:
+            _secret_file(passphrase)
+    elif not _has_text(passphrase) and with_passphrase:
         raise SetupError(f"PULUMI_CONFIG_PASSPHRASE_FILE names {passphrase}, which is missing or empty")
-    if token_key is None:
+    if token_key is None and settings.db is not None:
+        token_key = b""
+    elif token_key is None:
         token_key = _secret_file(settings.home / "token-key").read_bytes().strip()
 
     url = database_url(settings, say)

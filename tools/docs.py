@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the reference pages that the code is the source of: settings, commands, tables, policies, transitions of a run.
+"""Write the reference pages that the code is the source of: settings, commands, tables, policies, rights and so on.
 
     tools/docs.py            write them
     tools/docs.py --check    exit code 1, naming the pages that are not what the code says
@@ -24,6 +24,9 @@ from orca_infra.metrics import DEFINITIONS, OTHER, POOLS_MOST, Definition, Kind
 from orca_infra.policy.model import Rule
 from orca_infra.policy.rules import RULES
 from orca_infra.settings import SETTINGS
+from orca_infra.stack.base_keys import KEYS
+from orca_infra.stack.base_model import API, LOOP
+from orca_infra.stack.base_rights import CLUSTER, RIGHTS, RUNS, RUNTIMES
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 REFERENCE = CHECKOUT / "docs" / "reference"
@@ -233,7 +236,67 @@ def _level(rule: Rule) -> str:
     return "advisory" if rule.advisory else "mandatory"
 
 
+def stack_config_page() -> str:
+    """Every key of a stack's file, in the order of KEYS."""
+    lines = [
+        "# A stack's file",
+        "",
+        MADE.format(source="orca_infra/stack/base_keys.py"),
+        "",
+        (
+            "`stacks/Pulumi.STACK.yaml` says what the base stack of STACK has. Each key is written with the project's name "
+            "before it (`orca-infra:runner`), or set by `pulumi config set -s STACK runner kubernetes`; a secret one with "
+            "`--secret`."
+        ),
+        "",
+        (
+            "Where a key and an environment variable say the same thing, one of the two is enough, and they may not differ. "
+            "A key that there is none of is refused."
+        ),
+        "",
+        "| key | type | default | variable |",
+        "|---|---|---|---|",
+    ]
+    for key in KEYS:
+        shown = "" if key.default in ("", [], {}) else f"`{json.dumps(key.default)}`"
+        variable = f"[`{key.variable}`](settings.md#{key.variable.lower()})" if key.variable else ""
+        kind = f"{key.type}, secret" if key.secret else key.type
+        lines.append(f"| [`{key.name}`](#{key.name.lower()}) | {kind} | {shown} | {variable} |")
+    for key in KEYS:
+        lines += ["", f"## {key.name}", "", key.meaning]
+    return "\n".join(lines) + "\n"
+
+
+def rights_page() -> str:
+    """What the loop and the API may do in the cluster, and why."""
+    whose = {LOOP: "The loop", API: "The API"}
+    where = {RUNS: "in the runs' namespace", RUNTIMES: "in the runtimes' namespace", CLUSTER: "in the whole cluster"}
+    lines = [
+        "# Rights in the cluster",
+        "",
+        MADE.format(source="orca_infra/stack/base_rights.py"),
+        "",
+        (
+            "The base stack gives the loop and the runtimes' API an account each, with these rights and no others. A test "
+            "takes each away on a real API server and sees what it is for fail; another has both do all that they do."
+        ),
+    ]
+    for account, who in whose.items():
+        for place, there in where.items():
+            rights = [right for right in RIGHTS if (right.account, right.place) == (account, place)]
+            if not rights:
+                continue
+            lines += ["", f"## {who} {there}", "", "| objects | verb | why |", "|---|---|---|"]
+            for right in rights:
+                name = f"{right.resource}.{right.group}" if right.group else right.resource
+                only = " (its own namespaces and `kube-system`)" if right.names else ""
+                lines += [f"| `{name}`{only} | {verb} | {reason} |" for verb, reason in right.verbs.items()]
+    return "\n".join(lines) + "\n"
+
+
 PAGES = {
+    "rights.md": rights_page,
+    "stack-config.md": stack_config_page,
     "policies.md": policies_page,
     "settings.md": settings_page,
     "run-transitions.md": transitions_page,

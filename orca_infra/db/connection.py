@@ -233,6 +233,13 @@ def libpq_environment(url: str) -> dict[str, str]:
     return {variables[name]: value for name, value in said.items()}
 
 
+def is_local(url: str) -> bool:
+    """Whether the database's address means something on this machine alone: a socket, or its own loopback."""
+    parts = conninfo.conninfo_to_dict(url)
+    hosts = str(parts.get("hostaddr") or parts.get("host") or "").split(",")
+    return all(not h or h[0] in "/@" or h in {"localhost", "::1"} or h.startswith("127.") for h in hosts)
+
+
 def backend_url(url: str) -> str:
     """The same database as the URL of Pulumi's Postgres state backend.
 

@@ -11,16 +11,28 @@ from orca_infra.kube.labels import STACK_LABEL
 _SQL = load_queries("cohorts")
 
 
-def claim_cluster(kube: Kube, database: Database) -> None:
+def claim_cluster(kube: Kube, database: Database, *, remember: bool = True) -> None:
     """Remember the cluster at the first sight. Raises SetupError when the database belongs to another one."""
     uid = kube.cluster_uid()
     with database.transaction() as transaction:
-        transaction.run(_SQL["cluster_identity"], {"uid": uid, "server": kube.server})
-        row = transaction.dicts(_SQL["cluster_known"])[0]
+        if remember:
+            transaction.run(_SQL["cluster_identity"], {"uid": uid, "server": kube.server})
+        known = transaction.dicts(_SQL["cluster_known"])
+    row = known[0] if known else {"uid": uid}
     if row["uid"] != uid:
         raise SetupError(
             f"this stack's cluster is the one first seen at {row['server']}, and {kube.server} is another: "
             "point KUBECONFIG to the right one"
+        )
+
+
+def refuse_foreign(kube: Kube, namespace: str, stack_id: str) -> None:
+    """Raises SetupError when the namespace is there and another stack's; one of nobody's may become this stack's."""
+    found = kube.get(Ref(kind=NAMESPACE, namespace=None, name=namespace))
+    owner = (found["metadata"].get("labels") or {}).get(STACK_LABEL) if found else None
+    if owner not in {None, stack_id}:
+        raise SetupError(
+            f"the namespace {namespace} belongs to stack id {owner}, and this stack's id is {stack_id}: choose another one"
         )
 
 

@@ -145,6 +145,16 @@ def _own_server_process(url: str, session: Session) -> int:
     return mine
 
 
+def oust(url: str) -> None:
+    """End the session of whoever leads. It notices at its next write, stops what it is at, and follows.
+
+    Raises Transient when the database is away, or does not let this user do it.
+    """
+    session = Session(url)
+    session.row(SQL["oust"])
+    session.close()
+
+
 def holder(url: str) -> str:
     """Who leads now, for people; empty when nobody does."""
     session = Session(url)

@@ -14,6 +14,8 @@ from orca_infra.allowed import Allowed
 
 #: What a pause of all pools is kept under; no pool has this name.
 EVERY_POOL = ""
+#: Stands beside it while all of the family is paused, runs and runtimes too (loop/drain.py); no pool can be called so.
+FAMILY = "*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -225,6 +225,8 @@ def _start_cold(hands: LaunchHands, request: LaunchRequest) -> _Claim:
             )
         except ValueError as error:
             raise Refused(f"pool {pool.name} cannot be used: in its resources, {error}") from None
+        if transaction.value(SQL["is_family_paused"]):
+            raise Refused("this stack is paused, and makes no runtime, until `orca-infra resume`")
         record_pod(transaction, pod, taken=True)
         transaction.value(SQL["wake_loop"])
         return transaction.rows(_Claim, SQL["record_runtime"], {**parameters, "name": pod.name})[0]

@@ -48,6 +48,8 @@ def observe(database: Database, kube: Kube, *, stack_id: str, namespace: str) ->
     with database.snapshot() as transaction:
         now: datetime = transaction.value("select now()")
         rows = tuple(transaction.rows(PodRow, SQL["live_pods"]))
+        if transaction.value(SQL["is_family_paused"]):  # nothing is kept warm, and what is goes
+            pools = [replace(pool, size=0) for pool in pools]
         failures = transaction.rows(Failures, SQL["recent_failures"], {"reasons": [str(one) for one in FAILURES]})
     gone, unlisted = _ask(kube, rows, {item.uid for item in objects}, labels)
     return RuntimeSnapshot(

@@ -247,6 +247,18 @@ class Engine:
             raise_for(completed, _NO_EVENTS, f"stack rm {stack}")
         shutil.rmtree(self._folder / "stacks" / stack, ignore_errors=True)
 
+    def stacks(self) -> tuple[str, ...]:
+        """The names of this project's stacks."""
+        completed = self._run(["stack", "ls", "--json"], "stacks")
+        raise_for(completed, _NO_EVENTS, "stack ls")
+        return tuple(str(one["name"]).rpartition("/")[2] for one in json.loads(completed.stdout))
+
+    def unprotect(self, stack: str) -> None:
+        """Let a `destroy` of the stack remove what its program protects; the next `up` protects it again."""
+        completed = self._run(["state", "unprotect", "--all", "--yes", "--stack", stack], stack)
+        with contextlib.suppress(StackMissing):
+            raise_for(completed, _NO_EVENTS, f"state unprotect {stack}")
+
     def interrupt(self, *, for_good: bool = True) -> None:
         """Ask what runs to stop after its current step, once; `for_good`: and start no more."""
         self._command.interrupt(for_good=for_good)

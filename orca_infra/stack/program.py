@@ -7,6 +7,7 @@ only a list of finished objects (docs/adr/0007). What is here is the engine's ow
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 # The engine's mark of a secret value (sdk/go/common/resource/sig).
 _SIGNATURE = "4dabf18193072939515e22adb298388d"
 _SECRET = "1b47061264138c4ac30d75fd1eb44270"  # noqa: S105  (a public constant of the protocol)
+# Stands for a value that a preview cannot know yet (sdk/go/common/resource/plugin, UnknownStringValue).
+_UNKNOWN = "04da6b54-80e4-46f7-96ec-b56ff0331ba9"
 _UNBOUNDED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 
@@ -35,8 +38,9 @@ class Registered:
 class Pending:
     """A registration under way."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, made: list[Registered]) -> None:
         self._call = call
+        self._made = made
 
     def result(self) -> Registered | None:
         """Wait for the engine; None when the resource failed and the operation goes on without it.
@@ -49,7 +53,9 @@ class Pending:
         answer = self._call.result()
         if answer.result != resource_pb2.SUCCESS:
             return None
-        return Registered(urn=answer.urn, id=answer.id, outputs=json_format.MessageToDict(answer.object))
+        registered = Registered(urn=answer.urn, id=answer.id, outputs=json_format.MessageToDict(answer.object))
+        self._made.append(registered)
+        return registered
 
 
 class Registrar:
@@ -58,6 +64,10 @@ class Registrar:
     def __init__(self, monitor: resource_pb2_grpc.ResourceMonitorStub, stack_urn: str) -> None:
         self._monitor = monitor
         self._stack_urn = stack_urn
+        #: What the stack gives out, once its program has ended.
+        self.outputs: dict[str, Any] = {}
+        #: What was made so far, and waited for.
+        self.made: list[Registered] = []
 
     def register(
         self,
@@ -68,8 +78,12 @@ class Registrar:
         provider: Registered | None = None,
         depends_on: Sequence[Registered] = (),
         protect: bool = False,
+        retain_on_delete: bool = False,
     ) -> Pending:
-        """Ask for a resource of type `kind`, e.g. `kubernetes:core/v1:Pod`."""
+        """Ask for a resource of type `kind`, e.g. `kubernetes:core/v1:Pod`.
+
+        `protect`: no `destroy` removes it; `retain_on_delete`: it is forgotten instead of deleted.
+        """
         from google.protobuf import struct_pb2
         from pulumi.runtime.proto import resource_pb2
 
@@ -81,14 +95,16 @@ class Registrar:
             custom=True,
             parent=self._stack_urn,
             object=values,
-            provider=f"{provider.urn}::{provider.id}" if provider else "",
+            # In a preview a provider that is still to be made has no id.
+            provider=f"{provider.urn}::{provider.id or _UNKNOWN}" if provider else "",
             dependencies=[other.urn for other in depends_on],
             protect=protect,
+            retainOnDelete=retain_on_delete,
             acceptSecrets=True,
             acceptResources=True,
             supportsResultReporting=True,
         )
-        return Pending(self._monitor.RegisterResource.future(request))
+        return Pending(self._monitor.RegisterResource.future(request), self.made)
 
 
 Program = Callable[[Registrar], None]
@@ -99,11 +115,33 @@ def secret(value: str) -> dict[str, str]:
     return {_SIGNATURE: _SECRET, "value": value}
 
 
+def run_in_sdk(program: Program) -> None:
+    """Run the program within one that the SDK runs, as the vendor's CLI has it: its stack is registered by the SDK.
+
+    What the program gives out is for the caller to export: the SDK registers that, too, and only once.
+    """
+    from pulumi.runtime import settings
+
+    root = settings.get_root_resource()
+    monitor = settings.get_monitor()
+    assert root is not None
+    assert monitor is not None
+
+    async def run(urn: str) -> bool:
+        # Beside the SDK's own loop, whose stack waits for nothing but this.
+        await asyncio.to_thread(program, Registrar(monitor, urn))
+        return True
+
+    run_once: Any = run
+    root.urn.apply(run_once)
+
+
 @contextlib.contextmanager
 def serve(program: Program) -> Iterator[str]:
     """Serve the program to an engine as an inline program; gives the address for --client."""
     # Imported here: half a second, and only operations that run a program need it.
     import grpc
+    from google.protobuf import struct_pb2
     from pulumi.runtime.proto import language_pb2, language_pb2_grpc, plugin_pb2, resource_pb2, resource_pb2_grpc
 
     class Host(language_pb2_grpc.LanguageRuntimeServicer):
@@ -130,8 +168,13 @@ def serve(program: Program) -> Iterator[str]:
                         type="pulumi:pulumi:Stack", name=f"{request.project}-{request.stack}", custom=False
                     )
                 )
-                program(Registrar(monitor, stack.urn))
-                monitor.RegisterResourceOutputs(resource_pb2.RegisterResourceOutputsRequest(urn=stack.urn))
+                registrar = Registrar(monitor, stack.urn)
+                program(registrar)
+                outputs = struct_pb2.Struct()
+                outputs.update(registrar.outputs)
+                monitor.RegisterResourceOutputs(
+                    resource_pb2.RegisterResourceOutputsRequest(urn=stack.urn, outputs=outputs)
+                )
             except grpc.RpcError as error:
                 # The engine knows which resource failed and says so itself; a monitor that is gone is its own shutting down.
                 return language_pb2.RunResponse(error=str(error.details()))

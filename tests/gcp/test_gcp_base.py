@@ -1,35 +1,35 @@
-"""What the base declares on Google Cloud: as Pulumi's SDK hands it to the engine."""
+"""What the base declares on Google Cloud: as it is registered with the engine."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import combinations
 from typing import Any
 
-import pulumi
 import pytest
 
 from orca_infra.errors import Refused
-from orca_infra.machines.providers.gcp_base import declare_gcp_base, regions_of, subnet_ranges
+from orca_infra.machines.providers.gcp_base import gcp_base, regions_of, subnet_ranges
 from orca_infra.machines.providers.gcp_config import GcpCloud
+from orca_infra.stack.program import Registered
 
 ID = "abcdefghijklmnop"
 ZONES = ("us-central1-a", "us-central1-b", "europe-west4-a")
 
 
-class Recorder(pulumi.runtime.Mocks):
+class Recorder:
     """Takes every resource for made, and keeps what it was declared as."""
 
     def __init__(self) -> None:
         self.declared: dict[str, tuple[str, dict[str, Any]]] = {}
+        self.outputs: dict[str, Any] = {}
 
-    def new_resource(self, args: pulumi.runtime.MockResourceArgs) -> tuple[str | None, dict[Any, Any]]:
-        self.declared[args.name] = (args.typ, dict(args.inputs))
-        return f"{args.name}-id", {**args.inputs, "selfLink": f"link/{args.name}"}
+    def register(self, kind: str, name: str, properties: Mapping[str, Any], **_: Any) -> Any:
+        self.declared[name] = (kind, dict(properties))
+        return self
 
-    def call(self, args: pulumi.runtime.MockCallArgs) -> Any:
-        return {}
+    def result(self) -> Registered:
+        return Registered(urn="urn", id="id", outputs={})
 
 
 @pytest.fixture
@@ -37,13 +37,9 @@ def declared() -> Callable[..., dict[str, tuple[str, dict[str, Any]]]]:
     """Declares the base of a configuration and gives what came to the engine: name -> (type, inputs)."""
 
     def declare(config: GcpCloud, zones: tuple[str, ...] = ZONES) -> dict[str, tuple[str, dict[str, Any]]]:
-        recorder = Recorder()
-        asyncio.set_event_loop(asyncio.new_event_loop())
-        pulumi.runtime.set_mocks(recorder, preview=False)
-
-        in_a_program: Any = pulumi.runtime.test
-        in_a_program(lambda: declare_gcp_base(ID, config, zones))()
-        return recorder.declared
+        recorder: Any = Recorder()
+        gcp_base(ID, config, zones)(recorder, Registered(urn="urn", id=ID, outputs={}))
+        return dict(recorder.declared)
 
     return declare
 

@@ -26,6 +26,13 @@ from pg_locks l join pg_stat_activity a on a.pid = l.pid
 where l.locktype = 'advisory' and l.granted and l.objsubid = 1
   and ((l.classid::bigint << 32) | l.objid::bigint) = hashtextextended('orca.leader', 0)
 
+-- name: oust
+select count(pg_terminate_backend(l.pid))
+from pg_locks l
+where l.locktype = 'advisory' and l.granted and l.objsubid = 1
+  and ((l.classid::bigint << 32) | l.objid::bigint) = hashtextextended('orca.leader', 0)
+  and l.database = (select oid from pg_database where datname = current_database())
+
 -- name: strays_held
 -- Why no stray may be deleted; empty when an operator need not be asked.
 select case when strays_held_since is null then '' else strays_held_why end from orca.lead

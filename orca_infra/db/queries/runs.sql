@@ -3,7 +3,7 @@
 -- name: queued_runs
 -- Runs that wait for a cluster, oldest first: not placed on a worker pool, registered with an image, not paused. Of what its
 -- pipeline's max_runs holds, and of what is larger than the whole budget, only the first of each pipeline: it is there to say
--- so, and however many there are they hide no other.
+-- so, and however many there are they hide no other. None while the whole family is paused (loop/drain.py).
 with running as (
     select r.pipeline, count(*) as runs from orca.runs r where r.state = 'running' and not r.fill group by r.pipeline
 ), ranked as (
@@ -18,6 +18,7 @@ with running as (
         end as most
     from orca.runs r join orca.pipelines p on p.name = r.pipeline left join running n on n.pipeline = r.pipeline
     where r.state = 'queued' and not p.paused and p.image is not null and coalesce(p.placement, '') not like 'worker:%%'
+        and not exists (select from orca.pool_pauses where pool = '*')
 )
 select run, start, pipeline, image, workers, allow_new_code, fill, max_runs, queued_at, earlier
 from ranked where place <= most order by queued_at, run limit %(limit)s

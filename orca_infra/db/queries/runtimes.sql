@@ -12,6 +12,9 @@ left join orca.runtimes r on r.pod = p.name and r.ended_at is null
 where p.ended_at is null
 order by p.created_at, p.name
 
+-- name: is_family_paused
+select exists (select from orca.pool_pauses where pool = '*')
+
 -- name: recent_failures
 -- What the backoff of replacements counts from: waiting Pods of the last hour that could not become Ready.
 select pool, count(*)::int as failures, max(ended_at) as last_at from orca.runtime_pods

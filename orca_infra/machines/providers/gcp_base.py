@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-from collections.abc import Iterable, Mapping, Sequence
-
-import pulumi
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from orca_infra.errors import Refused
 from orca_infra.machines.providers.gcp_config import GcpCloud, own_account, own_name, region_of
+from orca_infra.stack.program import Registered, Registrar
 
 #: Subnetworks are cut from here, by their region's name, so that another region never moves one.
 _RANGE = ipaddress.ip_network("10.128.0.0/9")
@@ -46,96 +46,137 @@ def subnet_ranges(regions: Sequence[str]) -> Mapping[str, str]:
     return ranges
 
 
-def declare_gcp_base(
-    stack_id: str, config: GcpCloud, zones: Iterable[str], *, depends_on: Sequence[pulumi.Resource] = ()
-) -> None:
-    """Declare what machines in these zones need and `config` does not name. Raises Refused (`subnet_ranges`)."""
-    # Imported here: it is heavy, and only stacks on Google Cloud need it.
-    from pulumi_gcp import projects
+def gcp_base(stack_id: str, config: GcpCloud, zones: Iterable[str]) -> Callable[[Registrar, Registered], None]:
+    """What declares that which machines in these zones need and `config` does not name. Raises Refused (`subnet_ranges`)."""
+    own_network = not config.network and not config.subnetwork
+    ranges = subnet_ranges(regions_of(zones)) if own_network else {}
 
+    def declare(registrar: Registrar, identity: Registered) -> None:
+        enabled = _declare_services(registrar, config, identity)
+        pending = _Pending(registrar, [identity, *enabled])
+        if own_network:
+            _declare_network(pending, stack_id, config, ranges)
+        if not config.service_account:
+            _declare_account(pending, stack_id, config)
+        pending.wait()
+        registrar.outputs["gcp"] = {
+            "project": config.project,
+            "network": config.network or config.subnetwork or _network(stack_id, config),
+            "serviceAccount": config.service_account or own_account(stack_id, config.project),
+        }
+
+    return declare
+
+
+class _Pending:
+    """Registrations that stand side by side after others, and are waited for together."""
+
+    def __init__(self, registrar: Registrar, after: Sequence[Registered]) -> None:
+        self._registrar, self._after, self._calls = registrar, list(after), list[Any]()
+
+    def register(self, kind: str, name: str, properties: Mapping[str, Any], *after: Registered) -> None:
+        call = self._registrar.register(kind, name, properties, depends_on=[*self._after, *after])
+        self._calls.append(call)
+
+    def made(self, kind: str, name: str, properties: Mapping[str, Any]) -> list[Registered]:
+        """What was made of one that others stand on; nothing when it failed."""
+        made = self._registrar.register(kind, name, properties, depends_on=self._after).result()
+        return [made] if made else []
+
+    def wait(self) -> None:
+        for call in self._calls:
+            call.result()
+
+
+def _declare_services(registrar: Registrar, config: GcpCloud, identity: Registered) -> list[Registered]:
     services = ["compute.googleapis.com", "artifactregistry.googleapis.com", "iam.googleapis.com"]
     services += ["secretmanager.googleapis.com"] if config.database_secret else []
     # Others may use them: they stay on when the stack goes.
-    enabled = [
-        projects.Service(
+    calls = [
+        registrar.register(
+            "gcp:projects/service:Service",
             f"service-{service.partition('.')[0]}",
-            project=config.project,
-            service=service,
-            disable_on_destroy=False,
-            opts=pulumi.ResourceOptions(depends_on=list(depends_on)),
+            {"project": config.project, "service": service, "disableOnDestroy": False},
+            depends_on=[identity],
         )
         for service in services
     ]
-    options = pulumi.ResourceOptions(depends_on=[*depends_on, *enabled])
-    if not config.network and not config.subnetwork:
-        _declare_network(stack_id, config, regions_of(zones), options)
-    if not config.service_account:
-        _declare_account(stack_id, config, options)
+    return [made for made in (call.result() for call in calls) if made is not None]
 
 
-def _declare_network(stack_id: str, config: GcpCloud, regions: Sequence[str], options: pulumi.ResourceOptions) -> None:
-    from pulumi_gcp import compute
+def _network(stack_id: str, config: GcpCloud) -> str:
+    return f"projects/{config.project}/global/networks/{own_name(stack_id)}"
 
+
+def _declare_network(pending: _Pending, stack_id: str, config: GcpCloud, ranges: Mapping[str, str]) -> None:
     name = own_name(stack_id)
-    ranges = subnet_ranges(regions)
-    network = compute.Network(
+    network = pending.made(
+        "gcp:compute/network:Network",
         "network",
-        name=name,
-        project=config.project,
-        auto_create_subnetworks=False,
-        description=f"orca-infra's machines of stack {stack_id}",
-        opts=options,
+        {
+            "name": name,
+            "project": config.project,
+            "autoCreateSubnetworks": False,
+            "description": f"orca-infra's machines of stack {stack_id}",
+        },
     )
-    for region in regions:
-        compute.Subnetwork(
+    for region, addresses in ranges.items():
+        pending.register(
+            "gcp:compute/subnetwork:Subnetwork",
             f"subnetwork-{region}",
-            name=name,
-            project=config.project,
-            region=region,
-            network=network.self_link,
-            ip_cidr_range=ranges[region],
-            # Without an address of its own a machine reaches Google's services by this: registries, Secret Manager.
-            private_ip_google_access=True,
-            opts=options,
+            {
+                "name": name,
+                "project": config.project,
+                "region": region,
+                "network": _network(stack_id, config),
+                "ipCidrRange": addresses,
+                # Without an address of its own a machine reaches Google's services by this: registries, Secret Manager.
+                "privateIpGoogleAccess": True,
+            },
+            *network,
         )
     # A network of one's own lets nothing in as it is; this keeps it so when somebody adds a rule that is less strict.
-    compute.Firewall(
+    pending.register(
+        "gcp:compute/firewall:Firewall",
         "firewall",
-        name=f"{name}-deny",
-        project=config.project,
-        network=network.self_link,
-        direction="INGRESS",
-        priority=900,
-        denies=[compute.FirewallDenyArgs(protocol="all")],
-        source_ranges=["0.0.0.0/0"],
-        target_tags=[name],
-        opts=options,
+        {
+            "name": f"{name}-deny",
+            "project": config.project,
+            "network": _network(stack_id, config),
+            "direction": "INGRESS",
+            "priority": 900,
+            "denies": [{"protocol": "all"}],
+            "sourceRanges": ["0.0.0.0/0"],
+            "targetTags": [name],
+        },
+        *network,
     )
 
 
-def _declare_account(stack_id: str, config: GcpCloud, options: pulumi.ResourceOptions) -> None:
-    from pulumi_gcp import projects, secretmanager, serviceaccount
-
-    account = serviceaccount.Account(
+def _declare_account(pending: _Pending, stack_id: str, config: GcpCloud) -> None:
+    account = pending.made(
+        "gcp:serviceaccount/account:Account",
         "machines",
-        account_id=own_name(stack_id),
-        project=config.project,
-        display_name="orca-infra's machines",
-        opts=options,
+        {"accountId": own_name(stack_id), "project": config.project, "displayName": "orca-infra's machines"},
     )
     member = f"serviceAccount:{own_account(stack_id, config.project)}"
-    after = pulumi.ResourceOptions.merge(options, pulumi.ResourceOptions(depends_on=[account]))
     for role in _ROLES:
-        projects.IAMMember(
-            f"role-{role.rpartition('/')[2]}", project=config.project, role=role, member=member, opts=after
+        pending.register(
+            "gcp:projects/iAMMember:IAMMember",
+            f"role-{role.rpartition('/')[2]}",
+            {"project": config.project, "role": role, "member": member},
+            *account,
         )
     if config.database_secret:
         parts = config.database_secret.split("/")
-        secretmanager.SecretIamMember(
+        pending.register(
+            "gcp:secretmanager/secretIamMember:SecretIamMember",
             "database-secret",
-            project=parts[1],
-            secret_id=parts[3],
-            role="roles/secretmanager.secretAccessor",
-            member=member,
-            opts=after,
+            {
+                "project": parts[1],
+                "secretId": parts[3],
+                "role": "roles/secretmanager.secretAccessor",
+                "member": member,
+            },
+            *account,
         )
