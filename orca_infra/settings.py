@@ -84,6 +84,7 @@ class Settings:
     run_deadline_seconds: float
     run_ttl_seconds: float
     run_log_seconds: float
+    run_log_mib: int
     run_start_seconds: float
     dista_port: int
     driver_cpu: str
@@ -697,6 +698,13 @@ SETTINGS: tuple[Setting, ...] = (
         "60",
         meaning="A driver's log that cannot be read or written when its start ends is given up after so long.",
         why="A kubelet or a disk that comes back soon loses nothing, and a node that is gone keeps no start for ever.",
+    ),
+    _count(
+        "ORCA_RUN_LOG_MIB",
+        "run_log_mib",
+        "1024",
+        meaning="How many MiB of one driver Pod's log are kept; `driver.log` says where the rest is left out.",
+        why="More than anybody reads, and one endless log does not take the disk from all others.",
     ),
     _seconds(
         "ORCA_RUN_START_SECONDS",

@@ -11,7 +11,14 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from orca_infra.config.lines import key_lines
-from orca_infra.config.problems import gcp_problems, name_problems, pool_problems, problem_of, raw_pools
+from orca_infra.config.problems import (
+    gcp_problems,
+    name_problems,
+    pool_problems,
+    problem_of,
+    raw_pools,
+    text_problems,
+)
 from orca_infra.config.report import placed, report
 from orca_infra.config.shape import File
 from orca_infra.errors import ConfigError
@@ -22,6 +29,8 @@ from orca_infra.runs.model import PodPlacement
 
 _LARGEST_BYTES = 1024 * 1024
 _MOST_EXPLAINED = 1000  # a file of nothing but mistakes must not take minutes
+# A key of so many parts is none of ours, and tomllib takes minutes for one of thousands.
+_LONG_KEY = re.compile(r"""(?<![\w.-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){20}""")
 _TOML_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
@@ -98,6 +107,8 @@ def parse_config(text: str, source: str) -> Config:
         found = error.errors(include_url=False)
         problems += [problem_of(details) for details in found[:_MOST_EXPLAINED]]
         unread = len(found[_MOST_EXPLAINED:])
+    said = {problem.path for problem in problems}
+    problems += [problem for problem in text_problems(document) if problem.path not in said]
     if file is None or problems:
         raise ConfigError(report(placed(problems, document, key_lines(text)), source, unread))
     return Config(
@@ -115,6 +126,9 @@ def _refuse_large(size: int, source: str) -> None:
 
 
 def _read_toml(text: str, source: str) -> dict[str, object]:
+    if long := _LONG_KEY.search(text):
+        line = text.count("\n", 0, long.start()) + 1
+        raise ConfigError(f"{source}:{line}: a key of more than 20 parts; no key here has more than five")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

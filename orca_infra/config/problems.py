@@ -96,6 +96,19 @@ def raw_pools(document: Mapping[str, object]) -> list[tuple[str, dict[str, objec
     return [(name, pool) for name, pool in pools.items() if isinstance(pool, dict)] if isinstance(pools, dict) else []
 
 
+def text_problems(document: Mapping[str, object]) -> Iterator[Problem]:
+    """What the file says is kept in the database and given to programs, and neither takes a NUL character."""
+    left: list[tuple[KeyPath, object]] = [((), document)]
+    while left:
+        path, value = left.pop()
+        if isinstance(value, dict):
+            left += [((*path, key), inner) for key, inner in value.items()]
+        elif isinstance(value, list):
+            left += [((*path, number), inner) for number, inner in enumerate(value)]
+        if (isinstance(value, str) and "\0" in value) or (path and "\0" in str(path[-1])):
+            yield Problem(path=path, says="must not hold a NUL character")
+
+
 def name_problems(names: list[str]) -> Iterator[Problem]:
     makers: tuple[tuple[str, Callable[[str], str]], ...] = (
         ("machines", lambda name: machine_name(name, 1)),

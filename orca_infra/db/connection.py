@@ -20,6 +20,7 @@ from psycopg import conninfo, pq
 from psycopg.rows import class_row, dict_row
 from psycopg_pool import ConnectionPool, PoolTimeout
 
+import orca_infra.db.moments  # noqa: F401  (times that only Postgres knows)
 from orca_infra.errors import SetupError, Transient
 
 CONNECT_SECONDS = 10

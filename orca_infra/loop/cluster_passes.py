@@ -15,6 +15,7 @@ from orca_infra.kube.client import Kube
 from orca_infra.kube.kinds import JOB, POD, RUNTIME_ENVIRONMENT, RUNTIME_POOL, Kind, Object
 from orca_infra.kube.labels import STACK_LABEL
 from orca_infra.log import Log
+from orca_infra.loop.clocks import mend_clocks
 from orca_infra.loop.drift import say_labels_lost
 from orca_infra.loop.strays import say_strays_held, strays_held
 from orca_infra.loop.watches import Watch
@@ -78,7 +79,13 @@ class RunPasses:
             settings=run_settings(settings, environ),
             placements=placements,
             stack_id=surroundings.stack_id,
-            logs=DriverLogs(kube, surroundings.logs_folder, log, give_up_seconds=settings.run_log_seconds),
+            logs=DriverLogs(
+                kube,
+                surroundings.logs_folder,
+                log,
+                give_up_seconds=settings.run_log_seconds,
+                bytes_max=settings.run_log_mib * 2**20,
+            ),
             verify=verify,
             log=log,
         )
@@ -89,7 +96,7 @@ class RunPasses:
         Raises what `observe` raises (nothing was decided then), SetupError for a foreign or missing namespace, OutcomeUnknown
         for a cohort whose `up` was cut short, and NotLeader.
         """
-        _begin(self._hands, self._surroundings, self._hands.settings.namespace)
+        _begin(self.scope, self._hands, self._surroundings, self._hands.settings.namespace)
         rows_lost = strays_held(self._surroundings.database)
         decided = self.decide(rows_lost=rows_lost)
         plan = decided.plan
@@ -197,7 +204,7 @@ class RuntimePasses:
     def run(self) -> int:
         """Make one pass; gives how many actions changed something. Raises as RunPasses.run does."""
         self.next_in_seconds = None
-        _begin(self._hands, self._surroundings, self._namespace)
+        _begin(self.scope, self._hands, self._surroundings, self._namespace)
         with METRICS.phase(self.scope, "observe"):
             snapshot = observe_runtimes(
                 self._surroundings.database, self._kube, stack_id=self._surroundings.stack_id, namespace=self._namespace
@@ -242,10 +249,14 @@ class RuntimePasses:
 
 
 def _begin(
-    hands: hands_of_runs.RunHands | hands_of_runtimes.RuntimeHands, surroundings: Surroundings, namespace: str
+    scope: str,
+    hands: hands_of_runs.RunHands | hands_of_runtimes.RuntimeHands,
+    surroundings: Surroundings,
+    namespace: str,
 ) -> None:
-    """What every pass begins with: the lead, the right cluster and namespace, no cohort that is thought under way."""
+    """What every pass begins with: the lead, sane times, the right cluster and namespace, no cohort thought under way."""
     hands.verify()
+    mend_clocks(scope, surroundings.database, hands.log)
     claim_cluster(hands.kube, surroundings.database)
     check_namespace(hands.kube, namespace, surroundings.stack_id, surroundings.settings.stack)
     hands.cohorts.abandon()

@@ -13,6 +13,7 @@ from orca_infra.config import Config
 from orca_infra.errors import SetupError
 from orca_infra.health.facts import gauges_of
 from orca_infra.log import Log
+from orca_infra.loop.clocks import mend_clocks
 from orca_infra.loop.drift import MachineDrift, say_labels_lost
 from orca_infra.loop.strays import say_strays_held, strays_held
 from orca_infra.machines import apply as hands_of_machines
@@ -105,6 +106,7 @@ class MachinePasses:
         providers = self._providers(config)
         hands = self._hands(config, providers)
         self._verify()
+        mend_clocks(self.scope, self._surroundings.database, self._log)
         held = hands_of_machines.settle(hands)
         with METRICS.phase(self.scope, "observe"):
             snapshot = look(

@@ -45,6 +45,8 @@ Kind = TypeVar("Kind", bound=Action)
 
 #: How many names held by others are passed over in one try.
 _NAMES_MAX = 5
+#: No pool ever came so far: a listed machine with a higher number was named by somebody else, to use the numbers up.
+_LISTED_NUMBER_MAX = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,10 +265,8 @@ def _record(
     pool: Pool, candidate: Candidate, snapshot: Snapshot, hands: MachineHands
 ) -> tuple[str, Mapping[str, Any], str]:
     """Take the next number, render the machine and write its row. From here on it is declared from that row alone."""
-    above = max(
-        (machine_number(pool.name, machine.name) or 0 for _, machine in snapshot.seen),
-        default=0,
-    )
+    listed = (machine_number(pool.name, machine.name) or 0 for _, machine in snapshot.seen)
+    above = max((number for number in listed if number <= _LISTED_NUMBER_MAX), default=0)
     with hands.database.transaction() as transaction:
         number = transaction.value(SQL["next_number"], {"pool": pool.name, "above": above})
         name = machine_name(pool.name, number)

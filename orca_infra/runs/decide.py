@@ -31,6 +31,8 @@ _DISRUPTIONS = (
     "DeletionByPodGC",
     "TerminationByKubelet",
 )
+# What a column of starts holds.
+_STARTS_MAX = 2**31 - 1
 # And what a Pod that the kubelet ended says of itself.
 _EVICTIONS = ("Evicted", "Preempting", "NodeLost", "Shutdown", "Terminated", "NodeShutdown", *_DISRUPTIONS)
 
@@ -233,6 +235,11 @@ def _strays(snapshot: RunSnapshot, limits: RunLimits) -> tuple[SeenObject, ...]:
     )
 
 
+def _objects_of(run: QueuedRun) -> int:
+    """Its Job, and with workers its Service, its head and them."""
+    return 1 + (2 + run.workers if run.workers else 0)
+
+
 def _admit(snapshot: RunSnapshot, limits: RunLimits) -> tuple[tuple[QueuedRun, ...], dict[int, str]]:
     """Admit oldest first.
 
@@ -243,6 +250,7 @@ def _admit(snapshot: RunSnapshot, limits: RunLimits) -> tuple[tuple[QueuedRun, .
     free = None if budget is None else budget - sum(row.cpu_millis for row in snapshot.rows)
     running = dict(snapshot.running)
     admit: list[QueuedRun] = []
+    objects = 0
     waiting: dict[int, str] = {}
     too_large: int | None = None
     for run in snapshot.queued:
@@ -254,6 +262,10 @@ def _admit(snapshot: RunSnapshot, limits: RunLimits) -> tuple[tuple[QueuedRun, .
             waiting[run.run] = f"its pipeline runs max_runs ({run.max_runs}) already"
         elif not limits.allowed.has_image(run.image):
             waiting[run.run] = f"the policies (image-registries) do not allow its image {run.image}"
+        elif run.workers > limits.workers_max:
+            waiting[run.run] = f"it has {run.workers} workers, more than a run can have ({limits.workers_max})"
+        elif run.start >= _STARTS_MAX:
+            waiting[run.run] = f"it was started {run.start} times, and cannot be counted further"
         elif budget is not None and cost > budget:
             waiting[run.run] = f"it needs {cost}m of CPU, more than the whole budget of {budget}m"
         elif too_large is not None:
@@ -261,10 +273,11 @@ def _admit(snapshot: RunSnapshot, limits: RunLimits) -> tuple[tuple[QueuedRun, .
         elif free is not None and cost > free:
             waiting[run.run] = f"it needs {cost}m of CPU, and {max(0, free)}m of the budget is free"
             too_large = run.run
-        elif len(admit) >= limits.admit_max:
+        elif len(admit) >= limits.admit_max or (admit and objects + _objects_of(run) > limits.admit_objects_max):
             break
         else:
             admit.append(run)
+            objects += _objects_of(run)
             free = None if free is None else free - cost
             if not run.fill:
                 running[run.pipeline] = running.get(run.pipeline, 0) + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from orca_infra.errors import SettingError
 from orca_infra.quantity import cpu_millis
 from orca_infra.runs.model import RunLimits, Sizes
 from orca_infra.runs.render import RunSettings
@@ -24,8 +25,13 @@ def run_limits(settings: Settings) -> RunLimits:
 
 
 def run_settings(settings: Settings, environ: Mapping[str, str]) -> RunSettings:
-    """The settings' part that a run's objects are rendered with."""
+    """The settings' part that a run's objects are rendered with. Raises SettingError for a value that no Pod can have."""
     names = settings.run_environment_names
+    for name in names:
+        if name in environ and not _is_text(environ[name]):
+            raise SettingError(
+                f"{name}, which ORCA_RUN_ENV names, is no text in UTF-8, and no Pod can have it: mend its value"
+            )
     return RunSettings(
         namespace=settings.runs_namespace,
         binary=settings.run_binary,
@@ -36,6 +42,13 @@ def run_settings(settings: Settings, environ: Mapping[str, str]) -> RunSettings:
         sizes=_sizes(settings),
         environment={name: environ[name] for name in names if name in environ},
     )
+
+
+def _is_text(value: str) -> bool:
+    try:
+        return bool(value.encode() or True)
+    except UnicodeEncodeError:
+        return False
 
 
 def _sizes(settings: Settings) -> Sizes:

@@ -38,6 +38,8 @@ KEEP_RETRY_SECONDS = 2.0
 KEEPERS = 16
 SLOW_KEEPERS = 4
 IN_TURN_READERS = 2
+#: A log of which as much was kept as can be is not looked at again for so long.
+_FULL_SECONDS = 3600.0
 #: A line longer than this is written in pieces.
 _LINE_MAX = 2**20
 _POSITION_SECONDS = 1.0
@@ -90,8 +92,11 @@ class DriverLogs:
 
     """
 
-    def __init__(self, kube: Kube, logs: Path, log: Log, *, give_up_seconds: float = 60.0) -> None:
-        """A log that cannot be kept is given up `give_up_seconds` after the first try."""
+    def __init__(
+        self, kube: Kube, logs: Path, log: Log, *, give_up_seconds: float = 60.0, bytes_max: int = 2**30
+    ) -> None:
+        """A log that cannot be kept is given up `give_up_seconds` after the first try; of one Pod's, `bytes_max` are kept."""
+        self._bytes_max = bytes_max
         self._kube, self._logs, self._log = kube, logs, log
         self._give_up_seconds = give_up_seconds
         self._followers: dict[str, _Follower] = {}
@@ -195,10 +200,13 @@ class DriverLogs:
             with self._noticing_a_full_disk(again=True):
                 self._read(driver, follow=follow, final=False, stop=stop)
         except (OrcaError, OSError) as error:
-            with self._lock:
-                self._retry_at[driver.uid] = time.monotonic() + RETRY_SECONDS
+            self._not_soon(driver, RETRY_SECONDS)
             if not stop.is_set():
                 self._log.info("driver's log not followed", run=driver.run, pod=driver.name, said=str(error))
+
+    def _not_soon(self, driver: SeenObject, seconds: float) -> None:
+        with self._lock:
+            self._retry_at[driver.uid] = time.monotonic() + seconds
 
     def _keep(
         self, keeping: _Keeping, drivers: Iterable[SeenObject], followers: Iterable[_Follower], *, last: bool
@@ -260,6 +268,9 @@ class DriverLogs:
         if _intent_of(part).exists():
             return  # it was read to its end before it was appended
         position = _load(part)
+        if position["size"] >= self._bytes_max:
+            self._not_soon(driver, _FULL_SECONDS)
+            return
         with part.open("ab") as file:
             file.truncate(position["size"])
             file.seek(position["size"])
@@ -272,7 +283,15 @@ class DriverLogs:
                 stop=stop,
             )
             try:
-                _write_lines(_lines(chunks, final=final, heard=file.flush), file, part, position)
+                if not _write_lines(
+                    _lines(chunks, final=final, heard=file.flush), file, part, position, self._bytes_max
+                ):
+                    self._log.warning(
+                        "driver's log is too long: the rest is not kept",
+                        run=driver.run,
+                        pod=driver.name,
+                        kept_bytes=self._bytes_max,
+                    )
             finally:
                 with contextlib.suppress(OSError):
                     _save(part, file, position)
@@ -324,8 +343,11 @@ def _write_whole(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _write_lines(lines: Iterator[tuple[str, bytes]], file: BinaryIO, part: Path, position: _Position) -> None:
-    """Write each line without its timestamp, leaving out those that the part has already."""
+def _write_lines(
+    lines: Iterator[tuple[str, bytes]], file: BinaryIO, part: Path, position: _Position, bytes_max: int
+) -> bool:
+    """Write each line without its timestamp, leaving out those that the part has already; gives whether all had room."""
+    size = file.tell()
     resumed, skip = position["time"], position["same"]
     saved_at = time.monotonic()
     for stamp, text in lines:
@@ -334,13 +356,19 @@ def _write_lines(lines: Iterator[tuple[str, bytes]], file: BinaryIO, part: Path,
         if stamp and stamp == resumed and skip:
             skip -= 1
             continue
+        if size + len(text) > bytes_max:
+            file.write(text[: bytes_max - size])  # now it is as long as can be, and nothing more is read into it
+            file.write(f"\n--- the log has more than {bytes_max} bytes: the rest is not kept\n".encode())
+            return False
         file.write(text)
+        size += len(text)
         if stamp:
             position["same"] = position["same"] + 1 if stamp == position["time"] else 1
             position["time"] = stamp
         if time.monotonic() - saved_at >= _POSITION_SECONDS:
             _save(part, file, position)
             saved_at = time.monotonic()
+    return True
 
 
 def _lines(chunks: Iterator[bytes], *, final: bool, heard: Callable[[], None]) -> Iterator[tuple[str, bytes]]:

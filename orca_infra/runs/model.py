@@ -82,7 +82,8 @@ class RunLimits:
         start_seconds: a Pod that cannot start, or an object that is refused, for this long ends its start.
         budget_millis: CPU that all run clusters may request together; None: no limit.
         ttl_seconds: for how long a finished Job is kept.
-        admit_max: runs admitted in one pass at the most.
+        admit_max: runs admitted in one pass at the most, and admit_objects_max their objects (one run at least).
+        workers_max: a run with more of them gets no cluster.
 
     """
 
@@ -93,6 +94,8 @@ class RunLimits:
     budget_millis: int | None = None
     ttl_seconds: float = 600
     admit_max: int = 100
+    admit_objects_max: int = 2000
+    workers_max: int = 1000
     allowed: Allowed = field(default_factory=Allowed)
 
 
@@ -179,8 +182,9 @@ class SeenObject:
     """An object of the cluster that carries this stack's identity and a role.
 
     Attributes:
-        run, start: from its labels; None when they are none.
+        run, start: whose it is; None when it is no start's, whatever its labels say.
         owned: whether it has owner references, and so goes with its owner.
+        owners: the uids of its owners.
         deleting: its deletion has begun.
         phase: of a Pod.
         node: where a Pod is.
@@ -201,6 +205,7 @@ class SeenObject:
     run: int | None = None
     start: int | None = None
     owned: bool = False
+    owners: frozenset[str] = frozenset()
     deleting: bool = False
     phase: PodPhase | None = None
     node: str = ""

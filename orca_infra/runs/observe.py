@@ -43,7 +43,7 @@ def observe(database: Database, kube: Kube, limits: RunLimits, *, stack_id: str,
         snapshot = read_rows(transaction, limits)
         known = transaction.dicts(SQL["known_objects"])
     gone, unlabelled = _ask_by_name(kube, snapshot.rows, known, {item.uid for item in objects})
-    objects += unlabelled
+    objects = [*_told_apart(objects, known), *unlabelled]
     return replace(
         snapshot,
         objects=tuple(_with_reasons(kube, objects, snapshot.now)),
@@ -52,6 +52,26 @@ def observe(database: Database, kube: Kube, limits: RunLimits, *, stack_id: str,
         gone=gone,
         unlabelled=unlabelled,
     )
+
+
+def _told_apart(objects: Sequence[SeenObject], known: Sequence[dict[str, Any]]) -> list[SeenObject]:
+    """The objects; those that only carry a start's labels are no start's.
+
+    A start's are what its rows name and what its Job owns. Labels are anybody's to write, and must neither end a run nor
+    have something deleted with it.
+    """
+    places = {(row["kind"], row["namespace"], row["name"]): row["uid"] for row in known}
+
+    def is_named(item: SeenObject) -> bool:
+        uid = places.get((item.kind, item.namespace, item.name), "")
+        return uid is None or uid == item.uid
+
+    jobs = {item.uid for item in objects if item.kind == "Job" and is_named(item)}
+    jobs |= {row["uid"] for row in known if row["kind"] == "Job" and row["uid"]}
+    return [
+        item if is_named(item) or not item.owners.isdisjoint(jobs) else replace(item, run=None, start=None)
+        for item in objects
+    ]
 
 
 def read_rows(transaction: Transaction, limits: RunLimits) -> RunSnapshot:
@@ -154,6 +174,7 @@ def read_object(item: Object) -> SeenObject:
         run=_number(labels.get(RUN_LABEL)),
         start=_number(labels.get(START_LABEL)),
         owned=bool(metadata.get("ownerReferences")),
+        owners=frozenset(str(owner.get("uid")) for owner in metadata.get("ownerReferences") or ()),
         deleting="deletionTimestamp" in metadata,
         phase=PodPhase(phase) if phase else None,
         node=(item.get("spec") or {}).get("nodeName", ""),

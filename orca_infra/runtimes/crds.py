@@ -8,10 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from orca_infra.runtimes.core_types import AFFINITY, RESOURCES, TOLERATIONS, VARIABLES, structure
+from orca_infra.runtimes.model import BURNING_RATE_MAX, CULL_SECONDS_MAX, POOL_SIZE_MAX
 
 GROUP = "datalayer.io"
-_MOST_PODS = 10_000
-_MOST_CULL_SECONDS = 100 * 365 * 86400
 _NAME = {"type": "string", "minLength": 1, "maxLength": 253}
 _TEXT = {"type": "string"}
 _KEPT = {"x-kubernetes-preserve-unknown-fields": True}
@@ -28,12 +27,13 @@ _POOL_SPEC = {
             "type": "integer",
             "format": "int32",
             "minimum": 0,
-            "maximum": _MOST_PODS,
+            "maximum": POOL_SIZE_MAX,
             "description": "How many Pods are kept warm.",
         },
         "burningRate": {
             "type": "number",
             "minimum": 0,
+            "maximum": BURNING_RATE_MAX,
             "description": "Credits a second that a runtime of this pool burns.",
         },
         "resources": {
@@ -49,7 +49,7 @@ _POOL_SPEC = {
                     "type": "number",
                     "minimum": 0,
                     "exclusiveMinimum": True,
-                    "maximum": _MOST_CULL_SECONDS,
+                    "maximum": CULL_SECONDS_MAX,
                     "description": "How long a runtime of this pool lives before it is culled.",
                 }
             },

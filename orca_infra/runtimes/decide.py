@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from orca_infra.runtimes.model import (
@@ -50,6 +50,13 @@ class _Case:
         return self.pod is not None and self.pod.can_serve
 
     @property
+    def is_stuck(self) -> bool:
+        """Whether it waits for a node, or for the API server to take it: more of its kind would wait beside it."""
+        if not self.row.waiting:
+            return False
+        return self.pod.held if self.pod is not None else bool(self.row.refused)
+
+    @property
     def problem(self) -> str:
         """Why it is not Ready, as its Pod or the API server's refusal says."""
         if self.pod is not None:
@@ -62,10 +69,9 @@ def decide(snapshot: RuntimeSnapshot, limits: RuntimeLimits) -> RuntimePlan:
     cases = _cases(snapshot)
     endings = [ending for case in cases if (ending := _ending(case, snapshot, limits))]
     ending_names = {ending.name for ending in endings} | {c.row.name for c in cases if c.row.ending_reason}
-    births: list[Birth] = []
+    wanted: list[Birth] = []
     statuses: list[StatusChange] = []
     due: list[datetime] = [c.row.expires_at for c in cases if c.row.expires_at and c.row.name not in ending_names]
-    room = limits.births_max
     for pool in snapshot.pools:
         place = (pool.namespace, pool.name)
         all_mine = [case for case in cases if (case.row.namespace, case.row.pool) == place]
@@ -78,19 +84,21 @@ def decide(snapshot: RuntimeSnapshot, limits: RuntimeLimits) -> RuntimePlan:
             endings += chosen
             due += [next_at] if next_at else []
             # What ends still exists: it is replaced once it is gone, so that there never are more than `size`.
-            count = min(room, pool.size - sum(1 for case in mine if case.row.waiting))
+            count = pool.size - sum(1 for case in mine if case.row.waiting)
+            count = min(count, limits.births_max - sum(1 for case in mine if case.is_stuck))
             if count > 0 and not missing and environment is not None:
-                births.append(Birth(pool=pool, environment=environment, count=count))
-                room -= count
+                wanted.append(Birth(pool=pool, environment=environment, count=count))
         capacity = provisioned(pool, snapshot.pools, snapshot.environments, snapshot.nodes)
-        status = with_conditions(pool, _status(pool, mine, ending_names, missing), capacity, now=snapshot.now)
+        status = _status(pool, mine, ending_names, missing, limits)
+        status = with_conditions(pool, status, capacity, now=snapshot.now)
         if status != pool.status:
             statuses.append(StatusChange(pool=pool, status=status))
+    births = _shared(wanted, limits.births_max)
     ending_names |= {ending.name for ending in endings}
     strays = _strays(snapshot, limits)
     too_many = len(strays) > limits.stray_max
     return RuntimePlan(
-        births=tuple(births),
+        births=births,
         endings=tuple(endings),
         marks=tuple(mark for case in cases if case.row.name not in ending_names and (mark := _mark(case))),
         sweeps=tuple(
@@ -111,6 +119,17 @@ def decide(snapshot: RuntimeSnapshot, limits: RuntimeLimits) -> RuntimePlan:
         events=pool_events(births, _of_pools(endings, cases, snapshot.pools), statuses),
         next_due_at=min(due, default=None),
     )
+
+
+def _shared(wanted: Iterable[Birth], room: int) -> tuple[Birth, ...]:
+    """As many births as there is room for; the smaller wishes first, so that no large pool keeps others waiting."""
+    births = []
+    for birth in sorted(wanted, key=lambda birth: (birth.count, birth.pool.name)):
+        count = min(room, birth.count)
+        if count > 0:
+            births.append(replace(birth, count=count))
+            room -= count
+    return tuple(births)
 
 
 def _of_pools(endings: Iterable[Ending], cases: Iterable[_Case], pools: Iterable[Pool]) -> list[tuple[Pool, Ending]]:
@@ -279,15 +298,28 @@ def _why_none(pool: Pool, environment: Environment | None, limits: RuntimeLimits
     return None
 
 
-def _status(pool: Pool, cases: Iterable[_Case], ending_names: set[str], missing: tuple[str, str] | None) -> PoolStatus:
+def _status(
+    pool: Pool,
+    cases: Iterable[_Case],
+    ending_names: set[str],
+    missing: tuple[str, str] | None,
+    limits: RuntimeLimits,
+) -> PoolStatus:
     cases = [case for case in cases if case.row.name not in ending_names]
     waiting = [case for case in cases if case.row.waiting]
+    said = []
+    if pool.asked_size is not None:
+        said.append(f"size {pool.asked_size} is more than a pool can have: {pool.size} Pods are kept")
+    stuck = sum(1 for case in waiting if case.is_stuck)
+    if stuck >= limits.births_max and len(waiting) < pool.size:
+        said.append(f"no more are born while {stuck} wait for a node or are refused")
     return pool_status(
         pool,
         warm=sum(1 for case in waiting if case.warm),
         assigned=len(cases) - len(waiting),
         problems=[case.problem for case in waiting],
         missing=missing,
+        limited=said,
     )
 
 

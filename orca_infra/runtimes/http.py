@@ -345,6 +345,8 @@ def _scope(caller: Caller) -> str | None:
 
 
 def _check_user(caller: Caller, user: str) -> None:
+    if "\0" in user:
+        raise _Said(400, "BadRequest", "'user' must be a text without NUL characters")
     if user != caller.user and not caller.launcher:
         raise _Said(403, "Forbidden", f"the token is {caller.user}'s, and not for runtimes of {user}")
 

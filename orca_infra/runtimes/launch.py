@@ -31,6 +31,8 @@ from orca_infra.runtimes.touch import TOUCHES, PodLost, Touch, touch
 
 #: Pods that may die one after the other in one launch's hands before it is given up.
 _TRIES = 10
+#: Both together are a key of an index, which takes no more; the API server's names of service accounts are much shorter.
+_NAME_BYTES = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,10 +160,29 @@ def _checked(request: LaunchRequest) -> dict[str, int]:
     for what, text in (("a user", request.user), ("an environment", request.environment)):
         if not text:
             raise Refused(f"a launch needs {what}")
+    for what, text in (
+        ("user", request.user),
+        ("idempotency key", request.idempotency_key or ""),
+        ("environment", request.environment),
+        ("pool", request.pool or ""),
+    ):
+        _check_name(what, text)
     try:
         return amounts_of(request.requests or {})
     except ValueError as error:
         raise Refused(f"in the resources asked for, {error}") from None
+
+
+def _check_name(what: str, text: str) -> None:
+    """Raises Refused for what the database could not keep: it is no text, or too long for an index."""
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise Refused(f"the {what} of a launch holds halves of characters") from None
+    if "\0" in text:
+        raise Refused(f"the {what} of a launch holds a NUL character")
+    if size > _NAME_BYTES:
+        raise Refused(f"the {what} of a launch has {size} bytes, more than {_NAME_BYTES}")
 
 
 def _known(hands: LaunchHands, request: LaunchRequest) -> _Claim | None:

@@ -17,6 +17,10 @@ Manifest = Mapping[str, Any]
 STARTING = "starting"
 GOING_AWAY = "going away"
 _PROBLEM_LIMIT = 500
+#: What a pool can say at the most, whoever installed its definition.
+POOL_SIZE_MAX = 10_000
+BURNING_RATE_MAX = 1e9
+CULL_SECONDS_MAX = 100 * 365 * 86400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,7 @@ class Pool:
 
     Attributes:
         size: how many Pods are kept warm.
+        asked_size: what its spec says, where that is more than can be.
         burning_rate: credits a second.
         cull_seconds: how long its runtimes live; None: until they are stopped.
         resources: of its Pods; None: the environment's.
@@ -60,6 +65,7 @@ class Pool:
     uid: str
     environment: str
     size: int
+    asked_size: int | None = None
     burning_rate: float = 0.0
     cull_seconds: float | None = None
     resources: Mapping[str, Any] | None = None
@@ -100,7 +106,7 @@ class RuntimeLimits:
         pull_seconds: how long a waiting Pod's image or configuration may be in trouble before it is replaced.
         backoff_seconds: between one replacement and the next of a pool, doubling up to `backoff_most_seconds`.
         abandoned_seconds: a launch that has not come to its end in this time never will.
-        births_max: Pods born in one pass at the most.
+        births_max: Pods born in one pass at the most, and of one pool on their way to Ready.
 
     """
 

@@ -11,7 +11,10 @@ from orca_infra.kube.client import Kube
 from orca_infra.kube.kinds import NODE, POD, RUNTIME_ENVIRONMENT, RUNTIME_POOL, SECRET, Object, Ref
 from orca_infra.kube.labels import ROLE_LABEL, STACK_LABEL
 from orca_infra.runtimes.model import (
+    BURNING_RATE_MAX,
+    CULL_SECONDS_MAX,
     FAILURES,
+    POOL_SIZE_MAX,
     Condition,
     Environment,
     Failures,
@@ -143,9 +146,11 @@ def read_pool(item: Object) -> Pool:
         name=metadata["name"],
         uid=metadata["uid"],
         environment=spec["environment"],
-        size=int(spec["size"]),
-        burning_rate=float(spec.get("burningRate") or 0),
-        cull_seconds=None if cull_seconds is None else float(cull_seconds),
+        # The definition says the same limits, unless somebody else's is installed.
+        size=min(int(spec["size"]), POOL_SIZE_MAX),
+        asked_size=int(spec["size"]) if spec["size"] > POOL_SIZE_MAX else None,
+        burning_rate=min(max(float(spec.get("burningRate") or 0), 0.0), BURNING_RATE_MAX),
+        cull_seconds=None if cull_seconds is None else min(max(float(cull_seconds), 0.0), CULL_SECONDS_MAX),
         resources=spec.get("resources") or None,
         affinity=spec.get("affinity") or {},
         node_selector=spec.get("nodeSelector") or {},

@@ -12,6 +12,9 @@ from typing import Any
 _QUANTITY = re.compile(
     r"(?P<number>\d+(?:\.\d*)?|\.\d+)(?:[eE](?P<exponent>[+-]?\d{1,2})|(?P<suffix>[KMGTPE]i|[numkMGTPE]))?", re.ASCII
 )
+# More than any machine has, and few enough for a float and a column of the database.
+_DIGITS_MAX = 40
+_SHOWN = 60
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 
@@ -29,6 +32,8 @@ def amount_of(quantity: object) -> int:
     if match is None:
         raise ValueError("must be a quantity such as 500m, 2 or 1.5Gi")
     suffix = match["suffix"] or ""
+    if len(match["number"]) > _DIGITS_MAX:
+        raise ValueError("must be a quantity such as 500m, 2 or 1.5Gi, and of fewer digits")
     factor = Fraction(2) ** _BINARY[suffix] if suffix in _BINARY else Fraction(10) ** _DECIMAL.get(suffix, 0)
     return math.ceil(Fraction(match["number"]) * Fraction(10) ** int(match["exponent"] or 0) * factor * 1000)
 
@@ -57,7 +62,7 @@ def amounts_of(quantities: Mapping[str, Any]) -> dict[str, int]:
         try:
             amounts[resource] = amount_of(quantity)
         except ValueError as error:
-            raise ValueError(f"{resource} {error}, not {quantity!r}") from None
+            raise ValueError(f"{resource} {error}, not {_short(quantity)}") from None
     return amounts
 
 
@@ -121,3 +126,8 @@ def _labels_of(affinity: Mapping[str, Any]) -> dict[str, str] | None:
             return None
         labels[expression["key"]] = values[0]
     return labels
+
+
+def _short(quantity: object) -> str:
+    text = repr(quantity)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

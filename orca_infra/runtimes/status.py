@@ -28,7 +28,13 @@ _EVENT_LIMIT = 1024  # k8s.io/kubernetes, pkg/apis/core/validation: NoteLengthLi
 
 
 def pool_status(
-    pool: Pool, *, warm: int, assigned: int, problems: Sequence[str], missing: tuple[str, str] | None
+    pool: Pool,
+    *,
+    warm: int,
+    assigned: int,
+    problems: Sequence[str],
+    missing: tuple[str, str] | None,
+    limited: Sequence[str] = (),
 ) -> PoolStatus:
     """The counts, and why fewer Pods than wanted are warm. Conditions have no times yet.
 
@@ -38,13 +44,14 @@ def pool_status(
         assigned: runtimes of its Pods.
         problems: why each Pod that is not Ready is not.
         missing: why nothing can be born, as a reason and in words.
+        limited: why fewer are born than its spec asks for.
 
     """
     counted: dict[str, int] = {}
     for problem in problems:
         if problem not in {"", STARTING, GOING_AWAY}:
             counted[problem] = counted.get(problem, 0) + 1
-    said = [missing[1]] if missing else []
+    said = [missing[1]] if missing else [*limited]
     said += [f"{count} of {pool.size} cannot become Ready: {problem}" for problem, count in sorted(counted.items())]
     message = "; ".join(said)[:_MESSAGE_LIMIT]
     ready = warm >= pool.size

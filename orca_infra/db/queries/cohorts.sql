@@ -7,9 +7,10 @@ insert into orca.cluster_identity (uid, server) values (%(uid)s, %(server)s) on 
 select uid, server from orca.cluster_identity
 
 -- name: open_objects
--- What is still to be made, of rows that live; whole runs, the oldest first.
+-- What is still to be made, of rows that live; whole runs. What somebody waits for comes first, then what was refused the
+-- fewest times (or what is refused again and again would keep all else from being made), then the oldest.
 with open as (
-    select o.run, o.start, o.pod, bool_or(o.next_try_at is null or o.next_try_at <= now()) as due
+    select o.run, o.start, o.pod, bool_or(o.next_try_at is null or o.next_try_at <= now()) as due, max(o.tries) as tries
     from orca.kube_objects o where o.scope = %(scope)s and o.uid is null group by o.run, o.start, o.pod
 ), chosen as (
     select n.*, coalesce(c.created_at, p.created_at) as owner_created_at
@@ -17,7 +18,7 @@ with open as (
     left join orca.run_clusters c on c.run = n.run and c.start = n.start
     left join orca.runtime_pods p on p.name = n.pod
     where n.due and coalesce(c.ended_at, p.ended_at) is null and coalesce(c.ending_reason, p.ending_reason) is null
-    order by coalesce(c.created_at, p.created_at) limit %(limit)s
+    order by p.taken_at, n.tries, coalesce(c.created_at, p.created_at) limit %(limit)s
 )
 select o.namespace, o.kind, o.name, o.rendered, o.run, o.start, o.pod, j.uid as job_uid
 from chosen d

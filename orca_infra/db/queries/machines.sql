@@ -10,8 +10,10 @@ with placed as (
     select p.name, substr(p.placement, 8) as pool, p.max_runs
     from orca.pipelines p where p.placement like 'worker:%%' and not p.paused
 ), counted as (
-    -- As little as possible for each run, and the time from which on a run is young worked out once.
-    select r.pipeline, r.fill, r.queued_at <= (select now() - make_interval(secs => %(grow_after)s)) as aged,
+    -- As little as possible for each run, and the times between which a run is young worked out once. One whose clock is
+    -- further ahead than that is due: it may never be otherwise.
+    select r.pipeline, r.fill, r.queued_at <= (select now() - make_interval(secs => %(grow_after)s))
+            or r.queued_at > (select now() + make_interval(secs => %(grow_after)s)) as aged,
         count(*) as runs, min(r.queued_at) as oldest
     from orca.runs r where r.state = 'queued' group by 1, 2, 3
 ), queued as (
@@ -48,7 +50,9 @@ left join lateral (
     select count(*) as running from orca.runs r where r.worker = m.name and r.state = 'running'
 ) n on true
 left join lateral (
-    select max(r.ended_at) as last_run_ended_at from orca.runs r where r.worker = m.name and r.ended_at is not null
+    -- What ends only in the future, by a clock that is wrong, would keep a machine for ever.
+    select max(r.ended_at) as last_run_ended_at from orca.runs r
+    where r.worker = m.name and r.ended_at <= now() + interval '1 hour'
 ) e on true
 where m.ended_at is null
 order by m.pool, m.number
