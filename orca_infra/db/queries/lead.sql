@@ -25,6 +25,7 @@ select a.pid, coalesce(host(a.client_addr), 'this host'), to_char(a.backend_star
 from pg_locks l join pg_stat_activity a on a.pid = l.pid
 where l.locktype = 'advisory' and l.granted and l.objsubid = 1
   and ((l.classid::bigint << 32) | l.objid::bigint) = hashtextextended('orca.leader', 0)
+  and l.database = (select oid from pg_database where datname = current_database())
 
 -- name: oust
 select count(pg_terminate_backend(l.pid))
