@@ -1,28 +1,29 @@
 """Where the API server is and as whom we speak to it: the kubeconfig, or what a Pod is given.
 
-lightkube reads the file and makes the TLS context and most credentials. Ours on top: kubectl's order of places (lightkube
-prefers the Pod's own account even when KUBECONFIG is set), several files in KUBECONFIG, `proxy-url`, `tls-server-name`,
-`as`, and credential programs with a deadline, which lightkube runs without one and only up to v1beta1.
+lightkube reads the file and makes the TLS context. Ours on top: kubectl's order of places (lightkube prefers the Pod's own
+account even when KUBECONFIG is set), several files in KUBECONFIG, `proxy-url`, `tls-server-name`, `as`, and credentials as
+a header, whatever HTTP client sends it; programs that give them have a deadline.
 
 No message here quotes a file's content: a line that cannot be read may hold a token.
 """
 
 from __future__ import annotations
 
+import base64
 import os
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
 
-import httpx2
 import msgspec
 from lightkube.config import client_adapter, kubeconfig
 from lightkube.config.models import User
 from lightkube.core.exceptions import ConfigError as KubeConfigError
 
-from orca_infra.errors import SetupError
+from orca_infra.errors import AuthFailed, SetupError
 from orca_infra.kube.exec_credentials import ExecCredentials
 
 _ACCOUNT_FOLDER = Path(kubeconfig.SERVICE_ACCOUNT)
@@ -33,6 +34,45 @@ _USER_FILES = ("client-certificate", "client-key", "tokenFile")
 _BROKEN = (KubeConfigError, KeyError, TypeError, AttributeError, ValueError, msgspec.MsgspecError)
 
 
+class Credentials(Protocol):
+    """Who we are, as the value of a request's Authorization header. Any number of threads may ask."""
+
+    def header(self, refused: str = "") -> str:
+        """The value; where `refused` was answered with 401, another one if there is one by now.
+
+        Raises:
+            AuthFailed: there is none to be had.
+
+        """
+        ...
+
+
+class _Fixed:
+    """A token or a password that the kubeconfig holds."""
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def header(self, refused: str = "") -> str:  # noqa: ARG002 - there is no other
+        return self._value
+
+
+class _TokenFile:
+    """A token that the kubelet or somebody else renews in its file (client-go's tokenFileAuth)."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._value = ""
+
+    def header(self, refused: str = "") -> str:
+        if not self._value or self._value == refused:
+            try:
+                self._value = f"Bearer {self._path.read_text().strip()}"
+            except (OSError, ValueError):
+                raise AuthFailed(f"the token file {self._path} cannot be read") from None
+        return self._value
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Login:
     """All that a connection needs.
@@ -40,7 +80,7 @@ class Login:
     Attributes:
         server: the API server's URL, as the kubeconfig has it.
         tls: what verifies the server, and holds the client's certificate.
-        credentials: what adds a token or password to a request; None when the certificate is enough.
+        credentials: a token or password; None when the certificate is enough.
         headers: sent with every request (impersonation).
         proxy: the proxy's URL; None: the environment decides (HTTPS_PROXY, NO_PROXY).
         tls_name: the name that the server's certificate has to carry where it is not the URL's.
@@ -49,7 +89,7 @@ class Login:
 
     server: str
     tls: ssl.SSLContext
-    credentials: httpx2.Auth | None
+    credentials: Credentials | None
     headers: tuple[tuple[str, str], ...]
     proxy: str | None
     tls_name: str | None
@@ -170,7 +210,7 @@ def _login(single: kubeconfig.SingleConfig, cluster: dict[str, Any], stated: dic
         user.token = user.token.strip()  # a line's end in a header would be refused, in words that quote the token
     try:
         tls = client_adapter.verify_cluster(single.cluster, user, single.abs_file)
-        credentials = ExecCredentials(user.exec) if user.exec else client_adapter.user_auth(user)
+        credentials = _credentials(user, server)
     except KubeConfigError as error:
         raise SetupError(f"{where}: {error}") from error
     except (OSError, ValueError, TypeError) as error:  # ssl's errors are OSErrors
@@ -186,6 +226,25 @@ def _login(single: kubeconfig.SingleConfig, cluster: dict[str, Any], stated: dic
         proxy=cluster.get("proxy-url"),
         tls_name=cluster.get("tls-server-name"),
     )
+
+
+def _credentials(user: User, server: str) -> Credentials | None:
+    """In kubectl's order. Raises KubeConfigError for what only old kubectls know."""
+    if user.token_file is not None:
+        return _TokenFile(Path(user.token_file))
+    if user.token is not None:
+        return _Fixed(f"Bearer {user.token}")
+    if user.exec:
+        return ExecCredentials(user.exec)
+    if user.auth_provider:
+        raise KubeConfigError("auth-provider not supported")
+    url = urlsplit(server)
+    named = (
+        (user.username, user.password) if user.username else (unquote(url.username or ""), unquote(url.password or ""))
+    )
+    if not named[0]:
+        return None
+    return _Fixed("Basic " + base64.b64encode(f"{named[0]}:{named[1] or ''}".encode()).decode())
 
 
 def _impersonation(user: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -9,11 +9,9 @@ import json
 import os
 import subprocess
 import threading
-from collections.abc import Generator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import httpx2
 from lightkube.config.models import UserExec
 
 from orca_infra.errors import AuthFailed, SetupError
@@ -23,8 +21,10 @@ _DEADLINE_SECONDS = 30.0
 _EARLY = timedelta(seconds=60)  # a token is renewed so long before its end
 
 
-class ExecCredentials(httpx2.Auth):
-    """Adds the program's token to requests; runs the program when there is none yet, it ends soon, or it was refused.
+class ExecCredentials:
+    """The program's token as a header (credentials.Credentials).
+
+    The program is run when there is no token yet, it ends soon, or it was refused.
 
     Raises:
         SetupError: the kubeconfig asks for a version of the exchange that this program does not speak.
@@ -39,14 +39,9 @@ class ExecCredentials(httpx2.Auth):
         self._token = ""
         self._until: datetime | None = None
 
-    def sync_auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
-        """The token, and a new one when it is refused once."""
-        token = self._current(refused="")
-        request.headers["Authorization"] = f"Bearer {token}"
-        response = yield request
-        if response.status_code == 401:
-            request.headers["Authorization"] = f"Bearer {self._current(refused=token)}"
-            yield request
+    def header(self, refused: str = "") -> str:
+        """The token; another one than was refused, if the program has one. Raises AuthFailed when it gives none."""
+        return f"Bearer {self._current(refused=refused.removeprefix('Bearer '))}"
 
     def _current(self, *, refused: str) -> str:
         with self._lock:  # one program for all threads that find the same token too old

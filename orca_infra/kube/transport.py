@@ -1,7 +1,8 @@
 """Requests to the API server over HTTP: deadlines, streams that can be stopped, and errors by their meaning.
 
-The only user of the HTTP client. httpx knows a deadline for each read only: the one for a whole answer is kept here, and so
-is the ending of a stream from outside, since a thread that waits in a socket hears of nothing else.
+The only user of the HTTP client, which is urllib3: a launch makes three requests, and a richer client takes longer over one
+than the API server. It knows a deadline for each read only: the one for a whole answer is kept here, and so is the ending of
+a stream from outside, since a thread that waits in a socket hears of nothing else.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlencode, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
-import httpx2
-from lightkube.core.exceptions import ConfigError as KubeConfigError
+import urllib3
+from urllib3 import exceptions as faults
 
-from orca_infra.errors import AuthFailed, OrcaError, Transient
+from orca_infra.errors import AuthFailed, OrcaError, SetupError, Transient
 from orca_infra.kube.answers import Call, error_of, words
 from orca_infra.kube.credentials import Login
 from orca_infra.kube.deadlines import Deadlines
@@ -29,41 +31,37 @@ from orca_infra.kube.kinds import Object
 _AGENT = "orca-infra"
 _ANSWER_BYTES = 256 << 20
 _ERROR_BYTES = 1 << 20
+_PIECE_BYTES = 64 << 10
 _IDLE_CONNECTIONS = 20
-_IDLE_SECONDS = 60.0
 _STOP_POLL_SECONDS = 0.1
 # A peer that vanished without a word is noticed within 60 s, also in a stream in which silence is no fault.
-_KEEPALIVE = (
-    (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
-    (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 30),
-    (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 10),
-    (socket.IPPROTO_TCP, "TCP_KEEPCNT", 3),
-)
+_SOCKET_OPTIONS = [
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *(
+        (socket.IPPROTO_TCP, getattr(socket, name), value)
+        for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+        if hasattr(socket, name)  # not every system has all of them
+    ),
+]
 
 
 class Transport:
     """One API server's connections, for any number of threads."""
 
     def __init__(self, login: Login, deadlines: Deadlines) -> None:
+        """Raises SetupError for a server or proxy that cannot be spoken to."""
         self.server = _without_credentials(login.server)
         self.deadlines = deadlines
-        self._extensions: dict[str, Any] = {"sni_hostname": login.tls_name} if login.tls_name else {}
+        self._credentials = login.credentials
+        self._headers = urllib3.HTTPHeaderDict({"User-Agent": _AGENT, "Accept": "application/json"})
+        for name, value in login.headers:  # groups to impersonate are a line each
+            self._headers.add(name, value)
         self._stops = _Stops()
-        # Its line for each request at INFO is noise to whoever configures the root logger.
-        logging.getLogger("httpx2").setLevel(logging.WARNING)
-        self._client = httpx2.Client(
-            base_url=login.server,
-            verify=login.tls,
-            auth=login.credentials,
-            headers=[*login.headers, ("User-Agent", _AGENT), ("Accept", "application/json")],
-            proxy=login.proxy,
-            # Every watch and every followed log holds a connection: a limit would be a deadlock.
-            limits=httpx2.Limits(
-                max_connections=None, max_keepalive_connections=_IDLE_CONNECTIONS, keepalive_expiry=_IDLE_SECONDS
-            ),
-            timeout=httpx2.Timeout(deadlines.read_seconds, connect=deadlines.connect_seconds),
-            follow_redirects=False,  # the API server never does; a login page in between does
-        )
+        # It says at WARNING that a connection more than _IDLE_CONNECTIONS was not kept, which is as it should be.
+        logging.getLogger("urllib3").setLevel(logging.ERROR)
+        self._pool, self._prefix = _connections(login)
+        self._timeout = urllib3.Timeout(connect=deadlines.connect_seconds, read=deadlines.read_seconds)
 
     def request(
         self,
@@ -83,15 +81,9 @@ class Transport:
         """
         content = None if body is None else json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
         headers = {} if content is None else {"Content-Type": content_type}
-        request = self._client.build_request(
-            method, path, params=params, content=content, headers=headers, extensions=dict(self._extensions)
-        )
         with self._translated(call):
-            response = self._client.send(request, stream=True)
-            try:
-                code, answer = response.status_code, self._read(call, response)
-            finally:
-                response.close()
+            response = self._send(method, path, params, headers, content)
+            code, answer = response.status, self._read(call, response)
         if not 200 <= code < 300:
             raise error_of(call, code, answer, response.headers.get("Retry-After"))
         try:
@@ -125,17 +117,13 @@ class Transport:
 
         """
         stop = stop or threading.Event()
-        headers = {"Accept": "*/*", "Accept-Encoding": "identity"}
-        request = self._client.build_request(
-            "GET", path, params=params, headers=headers, extensions=dict(self._extensions)
-        )
         try:
             with self._translated(call):
-                response = self._client.send(request, stream=True)
+                response = self._send("GET", path, params, {"Accept": "*/*"}, None)
             try:
                 yield from self._pieces(call, response, stop, silence_seconds)
             finally:
-                with suppress(httpx2.HTTPError, OSError):
+                with suppress(faults.HTTPError, OSError):
                     response.close()
         except OrcaError:
             if not stop.is_set():
@@ -144,35 +132,82 @@ class Transport:
     def close(self) -> None:
         """Ends what is open, streams too, and every connection."""
         self._stops.cut_all()
-        self._client.close()
+        self._pool.close()
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None,
+        headers: Mapping[str, str],
+        content: bytes | None,
+    ) -> urllib3.BaseHTTPResponse:
+        """The answer, of which nothing but the headers is read. Credentials that are refused are renewed once."""
+        url = f"{self._prefix}{path}?{urlencode(params)}" if params else f"{self._prefix}{path}"
+        said = self._headers.copy()
+        said.update(headers)
+        if self._credentials is None:
+            return self._open(method, url, said, content)
+        said["Authorization"] = shown = self._credentials.header()
+        if not shown.isprintable():
+            raise ValueError  # nothing of it may be quoted
+        response = self._open(method, url, said, content)
+        if response.status == 401 and (other := self._credentials.header(refused=shown)) != shown:
+            response.drain_conn()
+            response.release_conn()
+            said["Authorization"] = other
+            response = self._open(method, url, said, content)
+        return response
+
+    def _open(
+        self, method: str, url: str, headers: urllib3.HTTPHeaderDict, content: bytes | None
+    ) -> urllib3.BaseHTTPResponse:
+        return self._pool.urlopen(
+            method,
+            url,
+            body=content,
+            headers=headers,
+            timeout=self._timeout,
+            retries=False,
+            redirect=False,  # the API server never does; a login page in between does
+            preload_content=False,
+            decode_content=False,
+        )
 
     def _pieces(
-        self, call: Call, response: httpx2.Response, stop: threading.Event, silence_seconds: float | None
+        self, call: Call, response: urllib3.BaseHTTPResponse, stop: threading.Event, silence_seconds: float | None
     ) -> Iterator[bytes]:
-        if response.status_code != 200:
+        if response.status != 200:
             with self._translated(call):
                 answer = self._read(call, response, _ERROR_BYTES)
-            raise error_of(call, response.status_code, answer, response.headers.get("Retry-After"))
-        # From here on another deadline holds than for the headers; it is looked up when the first piece is read.
-        response.request.extensions["timeout"]["read"] = silence_seconds
-        connection = response.extensions["network_stream"].get_extra_info("socket")
-        _keep_alive(connection)
+            raise error_of(call, response.status, answer, response.headers.get("Retry-After"))
+        connection = _socket_of(response)
+        if connection is None:  # the whole answer is here already
+            yield from iter(lambda: response.read1(_PIECE_BYTES), b"")
+            return
+        # From here on another deadline holds than for the headers.
+        connection.settimeout(silence_seconds)
         with self._stops.guarded(connection, stop), self._translated(call, silence_seconds):
-            for piece in response.iter_raw():
+            while piece := response.read1(_PIECE_BYTES):
                 if stop.is_set():
                     return
                 yield piece
 
-    def _read(self, call: Call, response: httpx2.Response, most: int = _ANSWER_BYTES) -> bytes:
+    def _read(self, call: Call, response: urllib3.BaseHTTPResponse, most: int = _ANSWER_BYTES) -> bytes:
         deadline = time.monotonic() + self.deadlines.whole_seconds
         pieces, size = [], 0
-        for piece in response.iter_bytes():
-            pieces.append(piece)
-            size += len(piece)
-            if size > most:
-                raise Transient(f"cannot {call}: the answer is larger than {most} bytes")
-            if time.monotonic() > deadline:
-                raise Transient(f"cannot {call}: the answer was not whole after {self.deadlines.whole_seconds:g} s")
+        try:
+            while piece := response.read1(_PIECE_BYTES):
+                pieces.append(piece)
+                size += len(piece)
+                if size > most:
+                    raise Transient(f"cannot {call}: the answer is larger than {most} bytes")
+                if time.monotonic() > deadline:
+                    raise Transient(f"cannot {call}: the answer was not whole after {self.deadlines.whole_seconds:g} s")
+        except BaseException:
+            response.close()
+            raise
+        response.release_conn()
         return b"".join(pieces)
 
     @contextmanager
@@ -180,22 +215,18 @@ class Transport:
         """The HTTP client's errors by their meaning. What it says is quoted only where no header can be in it."""
         try:
             yield
-        except httpx2.ReadTimeout as error:
+        except (faults.ReadTimeoutError, TimeoutError) as error:
             if silence_seconds is not None:
                 raise Silent(f"nothing heard for {silence_seconds:g} s in {call} at {self.server}") from error
             raise Transient(f"cannot {call}: {self.server} did not answer in time") from error
-        except httpx2.TimeoutException as error:
-            raise Transient(f"cannot {call}: {self.server} could not be reached in time") from error
-        except httpx2.LocalProtocolError:  # a header that cannot be sent, and it quotes it
-            raise AuthFailed(f"cannot {call}: the credentials cannot be sent as a header") from None
-        except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
+        except faults.ClosedPoolError as error:
+            raise Transient(f"cannot {call}: the connection to {self.server} was closed here") from error
+        except (faults.HTTPError, OSError) as error:
+            if isinstance(error, faults.ConnectTimeoutError) and not isinstance(error, faults.NewConnectionError):
+                raise Transient(f"cannot {call}: {self.server} could not be reached in time") from error
             raise Transient(f"cannot {call}: {self.server}: {words(str(error)) or type(error).__name__}") from error
-        except KubeConfigError as error:
-            raise AuthFailed(f"cannot {call}: {words(str(error))}") from error
-        except RuntimeError as error:
-            if self._client.is_closed:
-                raise Transient(f"cannot {call}: the connection to {self.server} was closed here") from error
-            raise
+        except ValueError:  # a header that cannot be sent, and it quotes it
+            raise AuthFailed(f"cannot {call}: the credentials cannot be sent as a header") from None
 
 
 class _Stops:
@@ -242,11 +273,58 @@ def _cut(connection: socket.socket) -> None:
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
-def _keep_alive(connection: socket.socket) -> None:
-    for level, name, value in _KEEPALIVE:
-        if hasattr(socket, name):  # not every system has all of them
-            with suppress(OSError):
-                connection.setsockopt(level, getattr(socket, name), value)
+def _connections(login: Login) -> tuple[urllib3.HTTPConnectionPool, str]:
+    """The server's connections, and what stands before every path: through a proxy without TLS the whole URL."""
+    where = urlsplit(login.server)
+    host, port = where.hostname or "", where.port
+    options: dict[str, Any] = {
+        "ssl_context": login.tls,
+        "maxsize": _IDLE_CONNECTIONS,
+        # Every watch and every followed log holds a connection: a limit would be a deadlock.
+        "block": False,
+        "socket_options": _SOCKET_OPTIONS,
+        **({"server_hostname": login.tls_name} if login.tls_name else {}),
+    }
+    proxy = login.proxy or _proxy_of(where.scheme, host)
+    try:
+        if proxy:
+            options["proxy_headers"] = _proxy_headers(proxy)
+            pools: urllib3.PoolManager = urllib3.ProxyManager(_without_credentials(proxy), **options)
+        else:
+            pools = urllib3.PoolManager(**options)
+        pool = pools.connection_from_host(host, port, where.scheme)
+    except (faults.HTTPError, ValueError):
+        raise SetupError(
+            f"the cluster's server {_without_credentials(login.server)} cannot be spoken to"
+            f"{f' through the proxy {_without_credentials(proxy)}' if proxy else ''}: both have to be http:// or https://"
+        ) from None
+    prefix = where.path.rstrip("/")
+    return (
+        pool,
+        f"{where.scheme}://{where.netloc.rpartition('@')[2]}{prefix}" if proxy and where.scheme == "http" else prefix,
+    )
+
+
+def _proxy_of(scheme: str, host: str) -> str | None:
+    """The proxy that the environment names for a host (HTTPS_PROXY, ALL_PROXY, NO_PROXY)."""
+    if proxy_bypass(host):
+        return None
+    found = getproxies()
+    return found.get(scheme) or found.get("all")
+
+
+def _proxy_headers(proxy: str) -> dict[str, str]:
+    parts = urlsplit(proxy)
+    if parts.username is None:
+        return {}
+    named = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return dict(urllib3.make_headers(proxy_basic_auth=named))
+
+
+def _socket_of(response: urllib3.BaseHTTPResponse) -> socket.socket | None:
+    connection = response.connection
+    found = getattr(connection, "sock", None)
+    return found if isinstance(found, socket.socket) else None
 
 
 def _without_credentials(url: str) -> str:

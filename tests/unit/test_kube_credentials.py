@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 from orca_infra.errors import AuthFailed, SetupError
@@ -34,16 +33,12 @@ def write(path: Path, content: object) -> Path:
     return path
 
 
-def sent(login: Login, *codes: int) -> list[str | None]:
-    """The Authorization header of each request, when the server answers with these codes."""
-    seen: list[str | None] = []
-
-    def answer(request: httpx2.Request) -> httpx2.Response:
-        seen.append(request.headers.get("Authorization"))
-        return httpx2.Response(codes[len(seen) - 1] if len(seen) <= len(codes) else 200)
-
-    with httpx2.Client(transport=httpx2.MockTransport(answer), auth=login.credentials) as client:
-        client.get(login.server)
+def sent(login: Login, *codes: int) -> list[str]:
+    """The Authorization header of each request, when the server answers the first with 401 or not."""
+    assert login.credentials is not None
+    seen = [login.credentials.header()]
+    if codes == (401,):
+        seen.append(login.credentials.header(refused=seen[0]))
     return seen
 
 
