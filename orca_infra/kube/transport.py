@@ -20,6 +20,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import urllib3
 from urllib3 import exceptions as faults
+from urllib3.connection import HTTPConnection, HTTPSConnection
 
 from orca_infra.errors import AuthFailed, OrcaError, SetupError, Transient
 from orca_infra.kube.answers import Call, error_of, words
@@ -273,6 +274,35 @@ def _cut(connection: socket.socket) -> None:
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
+class _OnePiece:
+    """Sends a request's head and body in one piece: two wake the API server twice, for nothing the first time."""
+
+    _held: list[bytes] | None = None
+
+    def request(self, *args: Any, **kwargs: Any) -> None:
+        self._held = []
+        try:
+            super().request(*args, **kwargs)  # type: ignore[misc]
+            whole = b"".join(self._held)
+        finally:
+            self._held = None
+        self.send(whole)
+
+    def send(self, data: Any) -> None:
+        if self._held is None:
+            super().send(data)  # type: ignore[misc]
+        else:
+            self._held.append(data)
+
+
+class _PlainConnection(_OnePiece, HTTPConnection):
+    pass
+
+
+class _TlsConnection(_OnePiece, HTTPSConnection):
+    pass
+
+
 def _connections(login: Login) -> tuple[urllib3.HTTPConnectionPool, str]:
     """The server's connections, and what stands before every path: through a proxy without TLS the whole URL."""
     where = urlsplit(login.server)
@@ -298,6 +328,7 @@ def _connections(login: Login) -> tuple[urllib3.HTTPConnectionPool, str]:
             f"the cluster's server {_without_credentials(login.server)} cannot be spoken to"
             f"{f' through the proxy {_without_credentials(proxy)}' if proxy else ''}: both have to be http:// or https://"
         ) from None
+    pool.ConnectionCls = _TlsConnection if where.scheme == "https" else _PlainConnection
     prefix = where.path.rstrip("/")
     return (
         pool,

@@ -216,11 +216,14 @@ def _claim(hands: LaunchHands, request: LaunchRequest, asked: Mapping[str, int])
         "requests": json.dumps(asked),
         "placement": placement,
     }
+    if request.idempotency_key is None:
+        with hands.database.statement() as statement:
+            rows = statement.rows(_Claim, SQL["claim"], parameters)
+        return rows[0] if rows else None
     with hands.database.transaction() as transaction:
-        if request.idempotency_key is not None:
-            transaction.value(SQL["lock_key"], parameters)
-            if known := transaction.rows(_Claim, SQL["by_key"], parameters):
-                return _usable(known[0], request)
+        transaction.value(SQL["lock_key"], parameters)
+        if known := transaction.rows(_Claim, SQL["by_key"], parameters):
+            return _usable(known[0], request)
         rows = transaction.rows(_Claim, SQL["claim"], parameters)
     return rows[0] if rows else None
 
@@ -308,5 +311,5 @@ def _make_secret(hands: LaunchHands, claim: _Claim, secret: dict[str, Any]) -> N
 
 
 def _write(hands: LaunchHands, statement: str, claim: _Claim, **more: str) -> bool:
-    with hands.database.transaction() as transaction:
-        return transaction.run(SQL[statement], {"id": claim.id, **more}) > 0
+    with hands.database.statement() as one:
+        return one.run(SQL[statement], {"id": claim.id, **more}) > 0
