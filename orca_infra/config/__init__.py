@@ -14,6 +14,7 @@ from orca_infra.config.lines import key_lines
 from orca_infra.config.problems import (
     gcp_problems,
     name_problems,
+    object_name_problems,
     pool_problems,
     problem_of,
     raw_pools,
@@ -44,6 +45,7 @@ class Config:
         local: the make-believe cloud of the provider `local`.
         gcp: the project of the provider `gcp`; None when the file has no [gcp].
         pipelines: where the Pods of a pipeline's run clusters go, for pipelines that have a table.
+        environments, runtime_pools: the specs of RuntimeEnvironments and RuntimePools, by name, as Kubernetes spells them.
 
     """
 
@@ -52,6 +54,8 @@ class Config:
     local: LocalCloud
     gcp: GcpCloud | None = None
     pipelines: Mapping[str, PodPlacement] = field(default_factory=dict)
+    environments: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    runtime_pools: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
 
 def load_config(path: Path) -> Config:
@@ -100,6 +104,7 @@ def parse_config(text: str, source: str) -> Config:
     problems = [problem for name, pool in raw_pools(document) for problem in pool_problems(name, pool)]
     problems += name_problems([name for name, _ in raw_pools(document)])
     problems += gcp_problems(document)
+    problems += object_name_problems(document)
     file, unread = None, 0
     try:
         file = File.model_validate(document)
@@ -117,6 +122,8 @@ def parse_config(text: str, source: str) -> Config:
         local=file.local.freeze(),
         gcp=file.gcp.freeze() if file.gcp else None,
         pipelines={name: pipeline.freeze() for name, pipeline in file.pipelines.items()},
+        environments={name: environment.freeze() for name, environment in file.environments.items()},
+        runtime_pools={name: pool.freeze() for name, pool in file.runtime_pools.items()},
     )
 
 

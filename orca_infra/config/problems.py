@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from orca_infra.config.lines import KeyPath
 from orca_infra.config.report import Problem, nearest, quoted
-from orca_infra.config.shape import EXAMPLES, HOMES, table_of, text_of_a_name
+from orca_infra.config.shape import EXAMPLES, HOMES, object_name, table_of, text_of_a_name
 from orca_infra.machines.providers.gcp_config import ZONE
 from orca_infra.names import derived_stack, machine_name
 
@@ -126,6 +126,17 @@ def name_problems(names: list[str]) -> Iterator[Problem]:
         if clash:
             says = f"its {clash[0]} would have the name of pool {quoted(clash[1])}'s; rename one of the two pools"
             yield Problem(path=("pools", name), says=says)
+
+
+def object_name_problems(document: Mapping[str, object]) -> Iterator[Problem]:
+    """What a table of the runtimes is called is what its object on Kubernetes is called."""
+    for kind in ("environments", "runtime_pools"):
+        tables = document.get(kind)
+        for name in tables if isinstance(tables, dict) else ():
+            try:
+                object_name(name)
+            except ValueError as error:
+                yield Problem(path=(kind, name), says=f"its name {error}; rename it")
 
 
 def gcp_problems(document: Mapping[str, object]) -> Iterator[Problem]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -16,11 +17,17 @@ from orca_infra.machines.providers.gcp_config import COS, COS_ARM64, GcpCloud
 from orca_infra.machines.providers.local_config import LocalCloud
 from orca_infra.quantity import seconds_of
 from orca_infra.runs.model import PodPlacement
+from orca_infra.runtimes.resources import amount_of
 
 PROVIDERS = ("gcp", "local")
 
 _MOST_MACHINES = 1_000_000
 _LONGEST_NAME = 200
+_LONGEST_OBJECT_NAME = 253
+_MOST_WARM = 10_000
+_LONGEST_CULL_SECONDS = 100 * 365 * 86400
+# k8s.io/apimachinery, util/validation: IsDNS1123Subdomain
+_OBJECT_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*")
 # https://cloud.google.com/resource-manager/docs/creating-managing-projects, with the old form of domains
 _PROJECT = re.compile(r"(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
 
@@ -72,6 +79,26 @@ def _different(values: list[str]) -> list[str]:
     return values
 
 
+def object_name(value: str) -> str:
+    if len(value) > _LONGEST_OBJECT_NAME or not _OBJECT_NAME.fullmatch(value):
+        raise ValueError("must be a name of Kubernetes: lower-case letters, digits, '-' and '.', at most 253 of them")
+    return value
+
+
+def _quantity(value: object) -> object:
+    amount_of(value)
+    return value
+
+
+def _plain(value: object) -> object:
+    """What goes to Kubernetes as it stands there: TOML's dates and infinities have no place in JSON."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        raise ValueError("must hold no dates, times, infinities or nan, which JSON does not have") from None
+    return value
+
+
 def _some_seconds(value: float) -> float:
     if value <= 0:
         raise ValueError("must be more than 0")
@@ -82,6 +109,10 @@ _Text = Annotated[str, AfterValidator(text_of_a_name)]
 _Locations = Annotated[list[_Text], AfterValidator(_different)]
 _Seconds = Annotated[float, BeforeValidator(seconds_of)]
 _Count = Annotated[int, Field(ge=0, le=_MOST_MACHINES)]
+
+
+_ObjectName = Annotated[str, AfterValidator(object_name)]
+_Quantities = dict[str, Annotated[str | int | float, BeforeValidator(_quantity)]]
 
 
 class Table(BaseModel):
@@ -215,10 +246,86 @@ class _Pipeline(Table):
         )
 
 
+class _Resources(Table):
+    requests: _Quantities = {}
+    limits: _Quantities = {}
+
+    def freeze(self) -> dict[str, object]:
+        return {name: value for name, value in (("requests", self.requests), ("limits", self.limits)) if value}
+
+
+class _ResourcesRanges(Table):
+    default: _Resources = _Resources()
+
+
+class _Kernel(Table):
+    given_name_template: _Text | None = None
+
+
+class _Environment(Table):
+    docker_image: Annotated[_Text, AfterValidator(_image)]
+    title: str = ""
+    language: str = ""
+    description: str = ""
+    resources_ranges: _ResourcesRanges = _ResourcesRanges()
+    env: dict[_Text, str] = {}
+    snippets: Annotated[Any, AfterValidator(_plain)] = None
+    kernel: _Kernel = _Kernel()
+    example: str = ""
+    icon: str = ""
+
+    def freeze(self) -> dict[str, object]:
+        """The spec of a RuntimeEnvironment."""
+        default, template = self.resources_ranges.default.freeze(), self.kernel.given_name_template
+        said = {
+            "dockerImage": self.docker_image,
+            "title": self.title,
+            "language": self.language,
+            "description": self.description,
+            "resourcesRanges": {"default": default} if default else None,
+            "env": [{"name": name, "value": value} for name, value in self.env.items()],
+            "snippets": self.snippets,
+            "kernel": {"givenNameTemplate": template} if template else None,
+            "example": self.example,
+            "icon": self.icon,
+        }
+        return {name: value for name, value in said.items() if value}
+
+
+class _Cull(Table):
+    seconds: Annotated[_Seconds, AfterValidator(_some_seconds), Field(le=_LONGEST_CULL_SECONDS)]
+
+
+class _RuntimePool(Table):
+    environment: _ObjectName
+    size: Annotated[int, Field(ge=0, le=_MOST_WARM)]
+    burning_rate: Annotated[float, Field(ge=0)] = 0.0
+    resources: _Resources | None = None
+    cull: _Cull | None = None
+    affinity: Annotated[dict[str, Any], AfterValidator(_plain)] = {}
+    node_selector: dict[str, str] = {}
+    tolerations: list[_Toleration] = []
+
+    def freeze(self) -> dict[str, object]:
+        """The spec of a RuntimePool. A size of 0 is said, too."""
+        said = {
+            "burningRate": self.burning_rate,
+            "resources": self.resources.freeze() if self.resources else None,
+            "cull": {"seconds": self.cull.seconds} if self.cull else None,
+            "affinity": self.affinity,
+            "nodeSelector": self.node_selector,
+            "tolerations": [toleration.freeze() for toleration in self.tolerations],
+        }
+        stated = {name: value for name, value in said.items() if value}
+        return {"environment": self.environment, "size": self.size, **stated}
+
+
 class File(Table):
     max_machines_total: _Count | None = None
     pools: dict[str, _Pool] = {}
     pipelines: dict[str, _Pipeline] = {}
+    environments: dict[str, _Environment] = {}
+    runtime_pools: dict[str, _RuntimePool] = {}
     local: _Local = _Local()
     gcp: _Gcp | None = None
 
@@ -232,31 +339,44 @@ EXAMPLES = {
     "idle_seconds": 'idle_seconds = "10m"',
     "architecture": 'architecture = "arm64"',
     "project": 'project = "my-project-123"',
+    "docker_image": 'docker_image = "registry.example/python:1"',
+    "environment": 'environment = "python", as [environments.python] or kubectl declares it',
+    "size": "size = 3",
+    "seconds": 'seconds = "1h"',
     "types": 'at least one [[…types]] with type = "small"',
+}
+
+
+#: Which table stands where; a type stands for any name or number.
+_TABLES: Mapping[tuple[str | type, ...], type[Table]] = {
+    (): File,
+    ("pools", str): _Pool,
+    ("pools", str, "types", int): _Type,
+    ("local",): _Local,
+    ("local", "types", str): _LocalType,
+    ("gcp",): _Gcp,
+    ("gcp", "types", str): _GcpType,
+    ("pipelines", str): _Pipeline,
+    ("pipelines", str, "tolerations", int): _Toleration,
+    ("environments", str): _Environment,
+    ("environments", str, "kernel"): _Kernel,
+    ("environments", str, "resources_ranges"): _ResourcesRanges,
+    ("environments", str, "resources_ranges", "default"): _Resources,
+    ("runtime_pools", str): _RuntimePool,
+    ("runtime_pools", str, "cull"): _Cull,
+    ("runtime_pools", str, "resources"): _Resources,
+    ("runtime_pools", str, "tolerations", int): _Toleration,
 }
 
 
 def table_of(path: KeyPath) -> type[Table] | None:
     """Say which table stands at a path; None where names are free."""
-    match path:
-        case ():
-            return File
-        case ("pools", str()):
-            return _Pool
-        case ("pools", str(), "types", int()):
-            return _Type
-        case ("local",):
-            return _Local
-        case ("local", "types", str()):
-            return _LocalType
-        case ("gcp",):
-            return _Gcp
-        case ("gcp", "types", str()):
-            return _GcpType
-        case ("pipelines", str()):
-            return _Pipeline
-        case ("pipelines", str(), "tolerations", int()):
-            return _Toleration
+    for where, table in _TABLES.items():
+        if len(where) == len(path) and all(
+            isinstance(key, place) if isinstance(place, type) else key == place
+            for place, key in zip(where, path, strict=True)
+        ):
+            return table
     return None
 
 
@@ -269,5 +389,7 @@ HOMES: Mapping[type[Table], str] = {
     _Gcp: "to [gcp]",
     _GcpType: "to a type of Google Cloud, [gcp.types.NAME]",
     _Pipeline: "to a pipeline, [pipelines.NAME]",
-    _Toleration: "to a pipeline's toleration, [[pipelines.NAME.tolerations]]",
+    _Toleration: "to a toleration, [[pipelines.NAME.tolerations]]",
+    _Environment: "to an environment, [environments.NAME]",
+    _RuntimePool: "to a runtime pool, [runtime_pools.NAME]",
 }

@@ -220,6 +220,10 @@ comment on function orca.machine_of is 'For the functions above: the machine who
 comment on function orca.revoke_machine is 'For the loop: revoke the token and queue the machine''s runs again (or fail them, past max_starts), in one transaction.';
 comment on function orca.move_run is 'For all of these: write a transition, by compare-and-set on state, start and worker.';
 comment on function orca.runtime_seconds is 'How long a runtime has been charged for so far.';
+comment on function orca.runtime_of_key is 'For launches: the runtime that a user''s idempotency key stands for; no row when there is none.';
+comment on function orca.claim_runtime is 'For launches: the runtime of the key, else the smallest warm Pod that fits, taken exactly once; no row when none fits.';
+comment on function orca.runtime_given is 'For launches: write down that the Pod has its Secret; false when it is ending already, and the launch takes the next.';
+comment on type orca.runtime_claim is 'A runtime with its Pod, as launches see it.';
 comment on function orca.server_history is 'The database server''s system identifier and timeline; null where it does not say.';
 comment on function orca.begin_lead is 'For the loop that got the lead''s lock: begin a new epoch, and give it.';
 comment on function orca.leads is 'For the loop: whether this epoch is the last and its lock still held; true until the transaction ends.';

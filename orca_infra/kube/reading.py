@@ -20,6 +20,8 @@ _WAIT_SECONDS = 0.1
 _WAIT_MOST_SECONDS = 2.0
 _STARTS = 3
 _PAGES_MOST = 100_000
+# kubernetes.io, API concepts: metadata-only fetches
+_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,7 @@ class Selection:
         namespace: where; None: everywhere.
         labels: what their labels are; None: whatever.
         label_exists: which labels they have, whatever the value.
+        metadata_only: nothing is read of them but their metadata, whatever their kind.
 
     """
 
@@ -52,6 +55,7 @@ class Selection:
     namespace: str | None = None
     labels: Mapping[str, str] | None = None
     label_exists: Collection[str] = ()
+    metadata_only: bool = False
 
     @property
     def path(self) -> str:
@@ -75,7 +79,9 @@ class Selection:
         )
 
 
-def read(transport: Transport, call: Call, path: str, params: Mapping[str, str] | None = None) -> Object:
+def read(
+    transport: Transport, call: Call, path: str, params: Mapping[str, str] | None = None, *, accept: str | None = None
+) -> Object:
     """What a GET answers with; what may pass is tried again for as long as one answer may take at most.
 
     Raises:
@@ -85,7 +91,7 @@ def read(transport: Transport, call: Call, path: str, params: Mapping[str, str] 
     began = time.monotonic()
     for left in reversed(range(_TRIES)):
         try:
-            return checked(call, transport.request(call, "GET", path, params=params))
+            return checked(call, transport.request(call, "GET", path, params=params, accept=accept))
         except Expired:  # will not pass
             raise
         except Transient as error:
@@ -140,7 +146,7 @@ def _pages(transport: Transport, call: Call, selection: Selection, limit: int, m
             **({"limit": str(limit)} if limit and not moment else {}),
             **({"continue": token} if token else moment),
         }
-        answer = read(transport, call, selection.path, params)
+        answer = read(transport, call, selection.path, params, accept=_METADATA if selection.metadata_only else None)
         items += _items(call, answer)
         found, token = str(answer["metadata"].get("resourceVersion") or ""), answer["metadata"].get("continue") or ""
         if not found:
@@ -149,9 +155,8 @@ def _pages(transport: Transport, call: Call, selection: Selection, limit: int, m
             raise Expired(f"cannot {call}: its pages are of two moments ({version} and {found})")
         version = found
         if not token:
-            for item in items:  # a list of a built-in kind leaves them out
-                item.setdefault("apiVersion", kind.api_version)
-                item.setdefault("kind", kind.kind)
+            for item in items:  # a list of a built-in kind leaves them out, and one of metadata has its own
+                item["apiVersion"], item["kind"] = kind.api_version, kind.kind
             return Listing(items=tuple(items), resource_version=version)
     raise Transient(f"cannot {call}: it has no end after {_PAGES_MOST} pages")
 

@@ -73,8 +73,9 @@ class Transport:
         params: Mapping[str, str] | None = None,
         body: Object | None = None,
         content_type: str = "application/json",
+        accept: str | None = None,
     ) -> Object:
-        """The object that the API server answers with.
+        """The object that the API server answers with; `accept`: in which form, when not as it is.
 
         Raises:
             OrcaError: by what the answer, or its absence, means (answers.py).
@@ -82,6 +83,8 @@ class Transport:
         """
         content = None if body is None else json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
         headers = {} if content is None else {"Content-Type": content_type}
+        if accept is not None:
+            headers["Accept"] = accept
         with self._translated(call):
             response = self._send(method, path, params, headers, content)
             code, answer = response.status, self._read(call, response)

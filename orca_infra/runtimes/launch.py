@@ -189,8 +189,8 @@ def _known(hands: LaunchHands, request: LaunchRequest) -> _Claim | None:
     """The runtime that this key stands for."""
     if request.idempotency_key is None:
         return None
-    with hands.database.snapshot() as transaction:
-        rows = transaction.rows(_Claim, SQL["by_key"], {"user": request.user, "key": request.idempotency_key})
+    with hands.database.statement() as statement:
+        rows = statement.rows(_Claim, SQL["by_key"], {"user": request.user, "key": request.idempotency_key})
     return _usable(rows[0], request) if rows else None
 
 
@@ -216,16 +216,9 @@ def _claim(hands: LaunchHands, request: LaunchRequest, asked: Mapping[str, int])
         "requests": json.dumps(asked),
         "placement": placement,
     }
-    if request.idempotency_key is None:
-        with hands.database.statement() as statement:
-            rows = statement.rows(_Claim, SQL["claim"], parameters)
-        return rows[0] if rows else None
-    with hands.database.transaction() as transaction:
-        transaction.value(SQL["lock_key"], parameters)
-        if known := transaction.rows(_Claim, SQL["by_key"], parameters):
-            return _usable(known[0], request)
-        rows = transaction.rows(_Claim, SQL["claim"], parameters)
-    return rows[0] if rows else None
+    with hands.database.statement() as statement:
+        rows = statement.rows(_Claim, SQL["claim"], parameters)
+    return _usable(rows[0], request) if rows else None
 
 
 def _start_cold(hands: LaunchHands, request: LaunchRequest) -> _Claim:

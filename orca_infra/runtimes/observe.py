@@ -43,8 +43,10 @@ def observe(database: Database, kube: Kube, *, stack_id: str, namespace: str) ->
     # What the API server's cache does not show yet is asked for by name, and nothing is judged by its absence.
     objects = [
         read_object({"kind": kind.kind, **item})
-        for kind in (POD, SECRET)
-        for item in kube.list(kind, namespace=namespace, labels=labels, from_cache=True).items
+        for kind, metadata_only in ((POD, False), (SECRET, True))  # the loop never sees what is secret
+        for item in kube.list(
+            kind, namespace=namespace, labels=labels, from_cache=True, metadata_only=metadata_only
+        ).items
     ]
     pools = sorted((read_pool(i) for i in kube.list(RUNTIME_POOL, namespace=namespace).items), key=lambda p: p.name)
     environments = [read_environment(item) for item in kube.list(RUNTIME_ENVIRONMENT, namespace=namespace).items]

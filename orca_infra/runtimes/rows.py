@@ -52,8 +52,8 @@ def _mark_of(item: Object) -> Mark:
 
 
 def _note(database: Database, mark: Mark) -> bool:
-    with database.transaction() as transaction:
-        return transaction.run(SQL["mark_pod"], asdict(mark)) > 0
+    with database.statement() as statement:
+        return statement.run(SQL["mark_pod"], asdict(mark)) > 0
 
 
 def record_pod(transaction: Transaction, pod: RenderedPod, *, taken: bool) -> None:

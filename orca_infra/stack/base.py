@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from orca_infra.machines.observe import SQL, machine_stack
 from orca_infra.machines.program import with_token
 from orca_infra.machines.providers import resource_types
 from orca_infra.machines.tokens import worker_token
+from orca_infra.runtimes.declared import declared_objects
+from orca_infra.runtimes.model import Manifest
 from orca_infra.settings import Settings, read_settings
 from orca_infra.stack.base_config import merged_environment, pod_settings, read_values
 from orca_infra.stack.base_model import Base, BaseSecrets, Deployed
@@ -104,6 +107,8 @@ def _declare_base(values: Mapping[str, Any], environ: Mapping[str, str], surroun
     path = surroundings.settings.config_path
     config = load_config(path) if path.exists() else None  # without the file there are no pools yet
     base = read_base(values, environ, surroundings)
+    if config is not None:
+        base = replace(base, declared=_declared(config, base, path))
     if config is not None and config.gcp is not None:
         claim_account(surroundings.database, "gcp", config.gcp.project, remember=claim)
     more = [] if config is None else clouds_of(config, surroundings.stack_id)
@@ -112,6 +117,19 @@ def _declare_base(values: Mapping[str, Any], environ: Mapping[str, str], surroun
     run_in_sdk(base_program(base, more))
     for name, value in base_outputs(base).items():
         pulumi.export(name, value)
+
+
+def _declared(config: Config, base: Base, path: Path) -> list[Manifest]:
+    if not config.environments and not config.runtime_pools:
+        return []
+    if base.runtimes_namespace is None:
+        raise UserError(
+            f"{path} declares environments or runtime pools, and ORCA_RUNTIMES_NAMESPACE is not set: "
+            "set it to the namespace that they are to be in"
+        )
+    return declared_objects(
+        config.environments, config.runtime_pools, namespace=base.runtimes_namespace, stack_id=base.stack_id
+    )
 
 
 def check_cluster(base: Base, surroundings: Surroundings, *, claim: bool) -> None:

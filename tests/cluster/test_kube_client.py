@@ -210,6 +210,15 @@ def test_a_list_of_many_pages_is_whole(kube: Kube, namespace: str) -> None:
     assert kube.list(SERVICE, namespace=namespace).items == ()
 
 
+def test_a_list_of_metadata_has_nothing_else(kube: Kube, namespace: str) -> None:
+    metadata = {"name": "one", "namespace": namespace}
+    kube.create({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"key": "v4lue"}})
+    for from_cache in (False, True):
+        [item] = kube.list(SECRET, namespace=namespace, metadata_only=True, from_cache=from_cache).items
+        assert (item["kind"], item["apiVersion"], item["metadata"]["name"]) == ("Secret", "v1", "one")
+        assert set(item) == {"kind", "apiVersion", "metadata"}
+
+
 def test_a_kind_that_is_not_served_is_no_empty_list(kube: Kube, namespace: str) -> None:
     for kind in (
         Kind(api_version="nobody.example/v1", kind="Nothing", plural="nothings"),

@@ -85,35 +85,11 @@ delete from orca.kube_objects where pod = %(name)s
 select pg_advisory_xact_lock(hashtextextended('orca.launch:' || %(user)s || ':' || %(key)s, 0))
 
 -- name: by_key
-select r.id, r.pod, p.namespace, p.uid, p.address, r.warm, r.environment, r.expires_at,
-    r.secret_made_at is not null as secret_made, coalesce(r.reason, p.ending_reason) as ended,
-    p.ending_detail as ended_detail
-from orca.runtimes r join orca.runtime_pods p on p.name = r.pod
-where r.user_name = %(user)s and r.idempotency_key = %(key)s
+select * from orca.runtime_of_key(%(user)s, %(key)s)
 
 -- name: claim
--- The smallest warm Pod that fits, exactly once: what another launch holds is passed over, what it took is seen as taken.
-with pick as (
-    select p.name from orca.runtime_pods p
-    where p.environment = %(environment)s and p.namespace = %(namespace)s and p.ready_at is not null
-      and p.taken_at is null and p.ending_reason is null and p.ended_at is null
-      and (%(pool)s::text is null or p.pool = %(pool)s)
-      and (%(placement)s::jsonb is null or p.placement = %(placement)s::jsonb)
-      and not exists (
-          select from jsonb_each_text(%(requests)s::jsonb) asked
-          where coalesce((p.requests ->> asked.key)::numeric, 0) < asked.value::numeric)
-    order by p.size, p.burning_rate, p.created_at, p.name
-    limit 1 for update skip locked
-), taken as (
-    update orca.runtime_pods p set taken_at = now() from pick where p.name = pick.name returning p.*
-), made as (
-    insert into orca.runtimes (pod, user_name, environment, warm, idempotency_key, burning_rate, expires_at)
-    select t.name, %(user)s, t.environment, true, %(key)s, t.burning_rate, now() + make_interval(secs => t.cull_seconds)
-    from taken t returning *
-)
-select m.id, t.name as pod, t.namespace, t.uid, t.address, true as warm, t.environment, m.expires_at,
-    false as secret_made, null::text as ended, '' as ended_detail
-from taken t join made m on m.pod = t.name
+-- The runtime of the key, else the smallest warm Pod that fits, exactly once.
+select * from orca.claim_runtime(%(environment)s, %(namespace)s, %(user)s, %(key)s, %(pool)s, %(requests)s, %(placement)s)
 
 -- name: record_runtime
 -- Of a cold start, in the transaction that records its Pod.
@@ -129,8 +105,7 @@ select pg_notify('orca_demand', 'runtimes')
 
 -- name: secret_made
 -- Not for a runtime whose Pod is ending already: its launch goes on to the next.
-update orca.runtimes r set secret_made_at = coalesce(r.secret_made_at, now()) from orca.runtime_pods p
-where r.id = %(id)s and r.ended_at is null and p.name = r.pod and p.ended_at is null and p.ending_reason is null
+select from orca.runtime_given(%(id)s) as given where given
 
 -- name: discard_runtime
 -- The Pod died before anybody got it: nobody burns credits for it, and the launch's key is free for the next Pod.
