@@ -166,13 +166,15 @@ def _ending(case: _Case, snapshot: RuntimeSnapshot, limits: RuntimeLimits) -> En
         pool = next((p for p in snapshot.pools if (p.namespace, p.name) == (row.namespace, row.pool)), None)
         if pool is None or pool.deleting:
             return end(EndReason.POOL_DELETED, f"pool {row.pool} is deleted")
+        if pod is not None and pod.is_evicted and (row.ready_at is not None or row.unready_at is not None):
+            return end(EndReason.EVICTED, case.problem)  # it could serve: all of a node's are replaced at once
         return None
     if row.runtime is None:
         return end(EndReason.DISCARDED, "its launch was given up")
     if row.expires_at is not None and row.expires_at <= snapshot.now:
         return end(EndReason.CULLED, "its time is over")
     if pod is not None and pod.is_over:
-        return end(EndReason.FAILED, case.problem)
+        return end(EndReason.EVICTED if pod.is_evicted else EndReason.FAILED, case.problem)
     taken_seconds = _seconds_since(row.taken_at, snapshot.now)
     if not row.secret_made and taken_seconds >= limits.abandoned_seconds:
         return end(EndReason.ABANDONED, "its launch never came to its end")

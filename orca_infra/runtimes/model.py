@@ -21,6 +21,8 @@ _PROBLEM_LIMIT = 500
 POOL_SIZE_MAX = 10_000
 BURNING_RATE_MAX = 1e9
 CULL_SECONDS_MAX = 100 * 365 * 86400
+# Why a kubelet ends a Pod that has done nothing wrong (kubernetes 1.36: pkg/kubelet/eviction, preemption, nodeshutdown).
+_EVICTIONS = frozenset({"Evicted", "Preempting", "Terminated", "NodeShutdown", "Shutdown"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +205,11 @@ class SeenObject:
         return self.phase in {"Succeeded", "Failed"}
 
     @property
+    def is_evicted(self) -> bool:
+        """Whether a Pod ended through no fault of its own."""
+        return self.is_over and self.failed in _EVICTIONS
+
+    @property
     def can_serve(self) -> bool:
         """Whether a Pod is Ready and stays."""
         return self.ready and not self.deleting and not self.is_over
@@ -261,6 +268,7 @@ class EndReason(StrEnum):
     STOPPED = "Stopped"
     VANISHED = "Vanished"
     FAILED = "Failed"
+    EVICTED = "Evicted"
     IMAGE_PULL = "ImagePull"
     NEVER_READY = "NeverReady"
     REFUSED = "Refused"

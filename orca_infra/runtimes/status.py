@@ -105,7 +105,7 @@ def pool_events(
     for (_, reason), group in grouped.items():
         pool, first = group[0]
         more = f" and {len(group) - 1} more" if len(group) > 1 else ""
-        warning = first.reason in FAILURES or first.reason == EndReason.VANISHED
+        warning = first.reason in (*FAILURES, EndReason.VANISHED, EndReason.EVICTED)
         events.append(
             PoolEvent(pool=pool, reason=reason, message=f"{first.name}{more}: {first.detail}", warning=warning)
         )

@@ -190,10 +190,18 @@ def test_a_pod_that_is_going_away_is_not_warm_and_still_counts_as_there() -> Non
 
 
 def test_a_waiting_pod_that_failed_is_not_warm_and_is_ended_to_be_replaced() -> None:
-    made = plan(rows=(row(1), row(2), row(3)), objects=(pod(1, phase="Failed", failed="Evicted"), pod(2), pod(3)))
+    made = plan(rows=(row(1), row(2), row(3)), objects=(pod(1, phase="Failed", failed="Error"), pod(2), pod(3)))
     assert ended(made) == {"1": "Failed"}
-    assert made.endings[0].detail == "ended: Evicted"
+    assert made.endings[0].detail == "ended: Error"
     assert status(made).warm == 2
+
+
+def test_evicted_pods_that_could_serve_are_all_replaced_at_once_and_others_are_not() -> None:
+    evicted = tuple(pod(number, ready=False, phase="Failed", failed="Evicted") for number in (1, 2, 3))
+    rows = (row(1), row(2, ready_at=None, unready_at=ago(1)), row(3, ready_at=None))
+    failures = {"p": Failures(pool="p", failures=4, last_at=ago(1))}
+    made = plan(rows=rows, objects=evicted, failures=failures)
+    assert ended(made) == {"1": "Evicted", "2": "Evicted"}  # the third never was Ready: it waits for its turn
 
 
 def test_pods_whose_image_cannot_be_pulled_are_replaced_one_at_a_time() -> None:
@@ -291,6 +299,7 @@ def test_a_runtime_is_culled_at_its_time_pool_or_no_pool() -> None:
     ("more", "objects", "reason"),
     [
         ({}, [pod(1, phase="Failed", failed="OOMKilled")], "Failed"),
+        ({}, [pod(1, phase="Failed", failed="Evicted")], "Evicted"),
         ({"secret_made": False, "taken_at": ago(300)}, [pod(1)], "Abandoned"),
         ({"secret_made": False, "taken_at": ago(299)}, [pod(1)], None),
         ({"ready_at": None, "taken_at": ago(600)}, [pulling(1)], "ImagePull"),
