@@ -64,7 +64,7 @@ def main() -> None:
         "warm_node",
         figures=figures,
         floors=floors,
-        targets={"readable_p50_ms": 600.0, "readable_max_ms": 3000.0},
+        targets={"readable_p50_ms": 500.0, "readable_max_ms": 3000.0},
         launches=launches,
     )
 

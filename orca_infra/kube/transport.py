@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -33,7 +34,8 @@ _AGENT = "orca-infra"
 _ANSWER_BYTES = 256 << 20
 _ERROR_BYTES = 1 << 20
 _PIECE_BYTES = 64 << 10
-_IDLE_CONNECTIONS = 20
+#: Of requests, at the same time: with more, each only takes longer.
+_CONNECTIONS = 20
 _STOP_POLL_SECONDS = 0.1
 # A peer that vanished without a word is noticed within 60 s, also in a stream in which silence is no fault.
 _SOCKET_OPTIONS = [
@@ -45,6 +47,15 @@ _SOCKET_OPTIONS = [
         if hasattr(socket, name)  # not every system has all of them
     ),
 ]
+
+
+class _Asked(NamedTuple):
+    """A request; `path` with its query."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    content: bytes | None
 
 
 class Transport:
@@ -59,9 +70,11 @@ class Transport:
         for name, value in login.headers:  # groups to impersonate are a line each
             self._headers.add(name, value)
         self._stops = _Stops()
-        # It says at WARNING that a connection more than _IDLE_CONNECTIONS was not kept, which is as it should be.
+        # It says at WARNING that a stream's connection was not kept, which is as it should be.
         logging.getLogger("urllib3").setLevel(logging.ERROR)
-        self._pool, self._prefix = _connections(login)
+        self._pool, self._prefix = _connections(login, maxsize=_CONNECTIONS, block=True)
+        # Every watch and every followed log holds a connection: a limit would be a deadlock.
+        self._streams, _ = _connections(login, maxsize=1, block=False)
         self._timeout = urllib3.Timeout(connect=deadlines.connect_seconds, read=deadlines.read_seconds)
 
     def request(
@@ -86,7 +99,7 @@ class Transport:
         if accept is not None:
             headers["Accept"] = accept
         with self._translated(call):
-            response = self._send(method, path, params, headers, content)
+            response = self._send(self._pool, _Asked(method, _with(path, params), headers, content))
             code, answer = response.status, self._read(call, response)
         if not 200 <= code < 300:
             raise error_of(call, code, answer, response.headers.get("Retry-After"))
@@ -123,7 +136,7 @@ class Transport:
         stop = stop or threading.Event()
         try:
             with self._translated(call):
-                response = self._send("GET", path, params, {"Accept": "*/*"}, None)
+                response = self._send(self._streams, _Asked("GET", _with(path, params), {"Accept": "*/*"}, None))
             try:
                 yield from self._pieces(call, response, stop, silence_seconds)
             finally:
@@ -136,42 +149,42 @@ class Transport:
     def close(self) -> None:
         """Ends what is open, streams too, and every connection."""
         self._stops.cut_all()
+        self._streams.close()
         self._pool.close()
 
-    def _send(
-        self,
-        method: str,
-        path: str,
-        params: Mapping[str, str] | None,
-        headers: Mapping[str, str],
-        content: bytes | None,
-    ) -> urllib3.BaseHTTPResponse:
+    def _send(self, pool: urllib3.HTTPConnectionPool, asked: _Asked) -> urllib3.BaseHTTPResponse:
         """The answer, of which nothing but the headers is read. Credentials that are refused are renewed once."""
-        url = f"{self._prefix}{path}?{urlencode(params)}" if params else f"{self._prefix}{path}"
         said = self._headers.copy()
-        said.update(headers)
+        said.update(asked.headers)
         if self._credentials is None:
-            return self._open(method, url, said, content)
+            return self._open(pool, asked, said)
         said["Authorization"] = shown = self._credentials.header()
         if not shown.isprintable():
             raise ValueError  # nothing of it may be quoted
-        response = self._open(method, url, said, content)
-        if response.status == 401 and (other := self._credentials.header(refused=shown)) != shown:
-            response.drain_conn()
-            response.release_conn()
-            said["Authorization"] = other
-            response = self._open(method, url, said, content)
-        return response
+        response = self._open(pool, asked, said)
+        if response.status != 401:
+            return response
+        try:
+            other = self._credentials.header(refused=shown)
+        except OrcaError:
+            _let_go(response)
+            raise
+        if other == shown:
+            return response
+        _let_go(response)
+        said["Authorization"] = other
+        return self._open(pool, asked, said)
 
     def _open(
-        self, method: str, url: str, headers: urllib3.HTTPHeaderDict, content: bytes | None
+        self, pool: urllib3.HTTPConnectionPool, asked: _Asked, headers: urllib3.HTTPHeaderDict
     ) -> urllib3.BaseHTTPResponse:
-        return self._pool.urlopen(
-            method,
-            url,
-            body=content,
+        return pool.urlopen(
+            asked.method,
+            self._prefix + asked.path,
+            body=asked.content,
             headers=headers,
             timeout=self._timeout,
+            pool_timeout=math.ceil(self.deadlines.read_seconds),
             retries=False,
             redirect=False,  # the API server never does; a login page in between does
             preload_content=False,
@@ -209,7 +222,7 @@ class Transport:
                 if time.monotonic() > deadline:
                     raise Transient(f"cannot {call}: the answer was not whole after {self.deadlines.whole_seconds:g} s")
         except BaseException:
-            response.close()
+            _let_go(response)
             raise
         response.release_conn()
         return b"".join(pieces)
@@ -223,6 +236,10 @@ class Transport:
             if silence_seconds is not None:
                 raise Silent(f"nothing heard for {silence_seconds:g} s in {call} at {self.server}") from error
             raise Transient(f"cannot {call}: {self.server} did not answer in time") from error
+        except faults.EmptyPoolError as error:
+            raise Transient(
+                f"cannot {call}: {_CONNECTIONS} requests to {self.server} are under way, and none ends"
+            ) from error
         except faults.ClosedPoolError as error:
             raise Transient(f"cannot {call}: the connection to {self.server} was closed here") from error
         except (faults.HTTPError, OSError) as error:
@@ -277,6 +294,17 @@ def _cut(connection: socket.socket) -> None:
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
+def _with(path: str, params: Mapping[str, str] | None) -> str:
+    return f"{path}?{urlencode(params)}" if params else path
+
+
+def _let_go(response: urllib3.BaseHTTPResponse) -> None:
+    """End its connection, and have another take its place: those of requests are counted."""
+    with suppress(faults.HTTPError, OSError):
+        response.close()
+    response.release_conn()
+
+
 class _OnePiece:
     """Sends a request's head and body in one piece: two wake the API server twice, for nothing the first time."""
 
@@ -306,15 +334,14 @@ class _TlsConnection(_OnePiece, HTTPSConnection):
     pass
 
 
-def _connections(login: Login) -> tuple[urllib3.HTTPConnectionPool, str]:
+def _connections(login: Login, *, maxsize: int, block: bool) -> tuple[urllib3.HTTPConnectionPool, str]:
     """The server's connections, and what stands before every path: through a proxy without TLS the whole URL."""
     where = urlsplit(login.server)
     host, port = where.hostname or "", where.port
     options: dict[str, Any] = {
         "ssl_context": login.tls,
-        "maxsize": _IDLE_CONNECTIONS,
-        # Every watch and every followed log holds a connection: a limit would be a deadlock.
-        "block": False,
+        "maxsize": maxsize,
+        "block": block,
         "socket_options": _SOCKET_OPTIONS,
         **({"server_hostname": login.tls_name} if login.tls_name else {}),
     }

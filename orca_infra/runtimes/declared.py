@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from orca_infra.kube.kinds import RUNTIME_ENVIRONMENT, RUNTIME_POOL
 from orca_infra.kube.labels import STACK_LABEL, object_annotations
-from orca_infra.runtimes.model import Manifest
 
 Specs = Mapping[str, Mapping[str, object]]
 
 
-def declared_objects(environments: Specs, pools: Specs, *, namespace: str, stack_id: str) -> list[Manifest]:
+def declared_objects(environments: Specs, pools: Specs, *, namespace: str, stack_id: str) -> list[dict[str, Any]]:
     """The RuntimeEnvironments, then the RuntimePools, from their specs by name.
 
     Fields that somebody changed with kubectl are taken back when the file changes them (base objects are forced); `kubectl

@@ -23,7 +23,6 @@ from orca_infra.machines.program import with_token
 from orca_infra.machines.providers import resource_types
 from orca_infra.machines.tokens import worker_token
 from orca_infra.runtimes.declared import declared_objects
-from orca_infra.runtimes.model import Manifest
 from orca_infra.settings import Settings, read_settings
 from orca_infra.stack.base_config import merged_environment, pod_settings, read_values
 from orca_infra.stack.base_model import Base, BaseSecrets, Deployed
@@ -119,7 +118,7 @@ def _declare_base(values: Mapping[str, Any], environ: Mapping[str, str], surroun
         pulumi.export(name, value)
 
 
-def _declared(config: Config, base: Base, path: Path) -> list[Manifest]:
+def _declared(config: Config, base: Base, path: Path) -> list[dict[str, Any]]:
     if not config.environments and not config.runtime_pools:
         return []
     if base.runtimes_namespace is None:

@@ -687,6 +687,23 @@ def test_a_log_that_cannot_be_had_says_why(server: Server, kube: Kube) -> None:
             list(kube.logs("runs", "x", previous=meaning is Refused))
 
 
+@pytest.mark.usefixtures("_soon")
+def test_no_fault_keeps_a_requests_connection(server: Server, tmp_path: Path) -> None:
+    def cut_short(handler: Handler) -> None:
+        handler.begin()
+        handler.chunk(b'{"kind":')
+        handler.close_connection = True
+
+    with connect(f"http://127.0.0.1:{server.server_address[1]}", tmp_path) as kube:
+        for fault in (fails(403, RBAC), fails(401, "Unauthorized"), cut_short, json_of([1]), fails(500, "away")):
+            server.answer(then=fault)
+            for _ in range(25):
+                with pytest.raises(OrcaError):
+                    kube.create(pod("x", 1))
+        server.answer(json_of(pod("x", 1)))
+        assert kube.get(X) is not None
+
+
 def test_many_streams_are_open_at_once(server: Server, kube: Kube) -> None:
     server.answer(then=stream(bookmark(11), hang))
     stop = threading.Event()

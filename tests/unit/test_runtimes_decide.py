@@ -123,9 +123,10 @@ def test_resources_that_cannot_be_read_bear_nothing_and_the_status_says_so() -> 
 
 
 def test_one_pass_bears_no_more_than_its_share() -> None:
-    pools = tuple(replace(POOL, name=name, size=300) for name in ("a", "b"))
+    pools = tuple(replace(POOL, name=name, size=size) for name, size in (("a", 200), ("b", 900), ("c", 3)))
     made = plan(pools=pools)
-    assert [(birth.pool.name, birth.count) for birth in made.births] == [("a", 300), ("b", 200)]
+    # The one that is filled anew holds up no refill of the others.
+    assert [(birth.pool.name, birth.count) for birth in made.births] == [("c", 3), ("a", 200), ("b", 47)]
 
 
 def test_a_changed_environment_or_pool_is_no_reason_to_end_a_waiting_pod() -> None:

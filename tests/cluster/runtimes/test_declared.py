@@ -88,7 +88,7 @@ def test_the_file_declares_what_kubectl_sees_and_scales(
     file.write_text(FILE)
     pulumi("stack", "init", "test")
     up = ("up", "--yes", "--stack", "test")
-    assert "ORCA_RUNTIMES_NAMESPACE is not set" in pulumi(*up, "--skip-preview", code=255, ORCA_RUNTIMES_NAMESPACE="")
+    assert "ORCA_RUNTIMES_NAMESPACE is not set" in pulumi(*up, "--skip-preview", code=1, ORCA_RUNTIMES_NAMESPACE="")
     pulumi(*up)  # its preview first, which meets no definitions yet
     with Kube.connect(kubeconfig=fresh.kubeconfig) as kube:
         environment = kube.get(Ref(kind=RUNTIME_ENVIRONMENT, namespace="declared", name="python"))

@@ -1,0 +1,43 @@
+"""The pool's connections: what a statement is, and what becomes of connections that the server ended."""
+
+from __future__ import annotations
+
+from typing import LiteralString
+
+import pytest
+
+from orca_infra.db.connection import Database, Session
+
+pytestmark = pytest.mark.postgres
+
+
+def ask(url: str, query: LiteralString, **parameters: object) -> object:
+    session = Session(url)
+    row = session.row(query, parameters)
+    session.close()
+    return row and row[0]
+
+
+def test_a_statement_is_a_transaction_of_its_own_and_leaves_none_behind(database_url: str) -> None:
+    database = Database(database_url)
+    with database.statement() as statement:
+        assert statement.run("create table one (n integer)") == -1
+    with database.statement() as statement:
+        assert statement.run("insert into one values (1), (2)") == 2
+    with database.transaction() as transaction:  # the same connection, and not in autocommit any more
+        transaction.run("insert into one values (3)")
+        assert transaction.value("select count(*) from one") == 3
+        assert ask(database_url, "select count(*) from one") == 2
+    assert ask(database_url, "select count(*) from one") == 3
+    database.close()
+
+
+def test_a_connection_that_the_server_ended_is_replaced_unseen_however_short_ago_it_was_used(database_url: str) -> None:
+    database = Database(database_url)
+    for _ in range(3):
+        with database.statement() as statement:
+            backend = statement.value("select pg_backend_pid()")
+        ask(database_url, "select pg_terminate_backend(%(pid)s, 5000)", pid=backend)
+        with database.transaction() as transaction:
+            assert transaction.value("select pg_backend_pid()") != backend
+    database.close()
