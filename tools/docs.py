@@ -44,7 +44,7 @@ def settings_page() -> str:
     lines = [
         "# Settings",
         "",
-        MADE.format(source="orca_infra/settings.py"),
+        MADE.format(source="orca_infra/settings"),
         "",
         (
             "Environment variables, read once at the start of a command. A variable that is set to nothing counts as unset. "
