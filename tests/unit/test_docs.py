@@ -10,6 +10,8 @@ import pytest
 import typer.main
 
 from orca_infra.cli import app
+from orca_infra.config.shape import table_of
+from orca_infra.runtimes.openapi import openapi
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PAGES = [CHECKOUT / "README.md", CHECKOUT / "CHANGELOG.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
@@ -111,3 +113,46 @@ def test_each_test_that_the_security_page_names_exists() -> None:
     sources = "".join(path.read_text(encoding="utf-8") for path in (CHECKOUT / "tests").rglob("test_*.py"))
     assert len(named) > 10
     assert {name for name in named if f"def {name}(" not in sources} == set()
+
+
+SECTION = re.compile(r"^## (?P<heading>[^\n]+)$(?P<body>.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
+TABLES_OF_ORCA_TOML = {
+    "Top of the file": (),
+    "[pools.NAME]": ("pools", "x"),
+    "[[pools.NAME.types]]": ("pools", "x", "types", 0),
+    "[local]": ("local",),
+    "[local.types.NAME]": ("local", "types", "x"),
+    "[gcp]": ("gcp",),
+    "[gcp.types.NAME]": ("gcp", "types", "x"),
+    "[pipelines.NAME]": ("pipelines", "x"),
+    "[environments.NAME]": ("environments", "x"),
+    "[runtime_pools.NAME]": ("runtime_pools", "x"),
+}
+#: Tables of their own, with a heading.
+SUBTABLES = {"pools", "pipelines", "environments", "runtime_pools", "local", "gcp"}
+
+
+@pytest.mark.parametrize("heading", TABLES_OF_ORCA_TOML)
+def test_the_reference_of_orca_toml_has_the_keys_that_the_file_may_have(heading: str) -> None:
+    page = (CHECKOUT / "docs" / "reference" / "orca-toml.md").read_text(encoding="utf-8")
+    sections = {found["heading"]: found["body"] for found in SECTION.finditer(page)}
+    said: dict[str, bool] = {}
+    for names, _kind, default in re.findall(r"^\| (`[^|]+) \| ([^|]+) \| ([^|]+) \|", sections[heading], re.MULTILINE):
+        said |= {name.partition(".")[0]: default.startswith("required") for name in re.findall(r"`([^`]+)`", names)}
+    table = table_of(TABLES_OF_ORCA_TOML[heading])
+    assert table is not None
+    has_headings = {"types", "locations"} if heading in {"[local]", "[gcp]"} else set()
+    fields = {name: field.is_required() for name, field in table.model_fields.items()}
+    assert said == {name: needed for name, needed in fields.items() if name not in SUBTABLES | has_headings}
+
+
+def test_the_reference_of_http_has_each_call() -> None:
+    page = (CHECKOUT / "docs" / "reference" / "http.md").read_text(encoding="utf-8")
+    calls = {
+        f"{verb.upper()} {path}" for path, verbs in openapi()["paths"].items() for verb in verbs if verb != "parameters"
+    }
+    said = {
+        f"{verb} {path.partition('?')[0]}" for verb, path in re.findall(r"`(GET|POST|PATCH|PUT|DELETE) (/[^` ]*)", page)
+    }
+    for_operators = {"GET /openapi.json", "GET /healthz", "GET /readyz", "GET /metrics"}
+    assert said - for_operators == calls
