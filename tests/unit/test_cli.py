@@ -419,3 +419,20 @@ def test_check_refuses_what_the_policies_do_not_allow(run: Run, tmp_path: Path) 
 def test_times_for_programs_are_iso_8601(capsys: pytest.CaptureFixture[str]) -> None:
     cli.print_json({"at": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)})
     assert json.loads(capsys.readouterr().out) == {"at": "2026-01-02T03:04:05+00:00"}
+
+
+def test_a_command_starts_without_what_only_others_need() -> None:
+    heavy = [
+        "google",
+        "grpc",
+        "lightkube",
+        "prometheus_client",
+        "psycopg",
+        "pulumi",
+        "rich.console",
+        "starlette",
+        "urllib3",
+    ]
+    code = f"import sys, orca_infra.cli; print(*[name for name in {heavy!r} if name in sys.modules])"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert said.stdout.split() == []
