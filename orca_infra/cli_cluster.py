@@ -231,6 +231,7 @@ def launch_hands(surroundings: Surroundings) -> LaunchHands:
         namespace=settings.runtimes_namespace,
         stack_id=surroundings.stack_id,
         log=make_log(form=settings.log_form),
+        allowed=settings.allowed,
     )
 
 

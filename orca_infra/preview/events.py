@@ -96,11 +96,12 @@ def _change(metadata: Mapping[str, Any], redact: Callable[[str], str]) -> Change
     kind, urn = str(metadata["type"]), str(metadata["urn"])
     before = _leaves(_inputs(metadata.get("old")), kind)
     after = _leaves(_inputs(metadata.get("new")), kind)
+    touched = [*(metadata.get("diffs") or ()), *(metadata.get("detailedDiff") or ())]
     if metadata["op"] in {"create", "import"}:
         before = {}
     elif metadata["op"] == "delete":
         after = {}
-    lines = [redact(line) for line in _lines(before, after)]
+    lines = [redact(line) for line in _lines(before, after, touched)]
     if len(lines) > _MOST_LINES:
         lines = [*lines[:_MOST_LINES], f"  … and {len(lines) - _MOST_LINES} lines more"]
     return Change(op=metadata["op"], type=kind, name=redact(urn.rpartition("::")[2]), diff=tuple(lines))
@@ -111,24 +112,35 @@ def _inputs(state: object) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _lines(before: Mapping[str, str], after: Mapping[str, str]) -> Iterable[str]:
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """A property that is no table itself: as it is shown, and what it is compared by; None when the engine masked it."""
+
+    shown: str
+    value: object
+
+
+def _lines(before: Mapping[str, _Leaf], after: Mapping[str, _Leaf], touched: list[str]) -> Iterable[str]:
     for path in dict.fromkeys([*before, *after]):
         old, new = before.get(path), after.get(path)
-        if old == new and old != SECRET:
-            continue
-        if old == new:
-            # Both are masked: whether they differ is not said by the log.
-            yield f"  {path}: {SECRET}"
-            continue
+        if old is not None and new is not None:
+            masked = old.value is None and new.value is None
+            # Whether a masked value differs only the engine knows; it may name a property around it.
+            if not any(_is_about(path, one) for one in touched) if masked else old == new:
+                continue
         if old is not None:
-            yield f"- {path}: {old}"
+            yield f"- {path}: {old.shown}"
         if new is not None:
-            yield f"+ {path}: {new}"
+            yield f"+ {path}: {new.shown}"
 
 
-def _leaves(inputs: Mapping[str, Any], kind: str) -> dict[str, str]:
-    """Every property that is no table itself, by its path, as it is shown."""
-    found: dict[str, str] = {}
+def _is_about(path: str, touched: str) -> bool:
+    return path == touched or any(path.startswith(f"{touched}{separator}") for separator in (".", "["))
+
+
+def _leaves(inputs: Mapping[str, Any], kind: str) -> dict[str, _Leaf]:
+    """Every property that is no table itself, by its path."""
+    found: dict[str, _Leaf] = {}
     is_secret = kind.startswith("kubernetes:") and kind.endswith(":Secret")
     for key, value in inputs.items():
         _walk(
@@ -137,22 +149,23 @@ def _leaves(inputs: Mapping[str, Any], kind: str) -> dict[str, str]:
     return found
 
 
-def _walk(value: object, path: str, found: dict[str, str], *, masked: bool) -> None:
+def _walk(value: object, path: str, found: dict[str, _Leaf], *, masked: bool) -> None:
     if isinstance(value, Mapping):
         if value.get(_SIGNATURE) == _SECRET_MARK:
-            found[path] = SECRET
+            found[path] = _Leaf(SECRET, None)
             return
         for key, inner in value.items():
             _walk(inner, _step(path, key), found, masked=masked or _is_secret(value, key, inner))
         if not value:
-            found[path] = "{}"
+            found[path] = _Leaf("{}", "{}")
     elif isinstance(value, list):
         for position, inner in enumerate(value):
             _walk(inner, f"{path}[{position}]", found, masked=masked)
         if not value:
-            found[path] = "[]"
+            found[path] = _Leaf("[]", "[]")
     else:
-        found[path] = SECRET if masked else _shown(value)
+        # Compared by what it is, and not by what is shown: of a long one that is only the beginning.
+        found[path] = _Leaf(SECRET if masked else _shown(value), json.dumps(value))
 
 
 def _is_secret(holder: Mapping[str, Any], key: str, value: object) -> bool:

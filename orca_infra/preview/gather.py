@@ -29,14 +29,14 @@ from orca_infra.runs.observe import observe as observe_runs
 from orca_infra.runtimes.observe import observe as observe_runtimes
 from orca_infra.settings import Settings
 from orca_infra.stack.engine import Engine
-from orca_infra.stack.outcome import StackMissing
+from orca_infra.stack.outcome import STACK_NOT_FOUND
 from orca_infra.surroundings import Surroundings, open_surroundings
 
 ENGINE = load_queries("engine")
 LIVE, NONE = "live", "none"
 #: Previews that run side by side; each takes a core for seconds.
 _AT_ONCE = 2
-_STACK_NOT_FOUND = 6
+_PREVIEW_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +180,6 @@ def _preview_stacks(
     with surroundings.database.snapshot() as transaction:
         rows = transaction.dicts(SQL["declared_machines"])
     derived = sorted({machine_stack(settings.stack, row["pool"]) for row in rows})
-    engine.init(settings.stack)
     say(f"previewing {', '.join([settings.stack, *derived])} …")
     options = ["--policy-pack", str(pack_folder())]
     if settings.policies is not None:
@@ -196,13 +195,16 @@ def _preview_stacks(
 def _preview_stack(
     engine: Engine, stack: str, project: Path, options: list[str], redact: Callable[[str], str]
 ) -> StackPreview:
+    is_base = "." not in stack
     try:
-        completed, log = engine.preview_project(stack, project, options, deadline_seconds=600)
-    except StackMissing:
-        return StackPreview(stack=stack, note="it has no state yet")
+        completed, log = engine.preview_project(stack, project, options, deadline_seconds=_PREVIEW_SECONDS)
+        if completed.code == STACK_NOT_FOUND and is_base:
+            # Only now: making a stack takes its lock, which a deploy job may hold.
+            engine.init(stack)
+            completed, log = engine.preview_project(stack, project, options, deadline_seconds=_PREVIEW_SECONDS)
     except OrcaError as error:
         return StackPreview(stack=stack, error=redact(str(error)))
-    if completed.code == _STACK_NOT_FOUND:
+    if completed.code == STACK_NOT_FOUND:
         return StackPreview(stack=stack, note="it has no state yet")
     read = read_preview(log, redact)
     failure = ""

@@ -15,6 +15,7 @@ from time import monotonic
 from typing import Any
 from uuid import UUID
 
+from orca_infra.allowed import Allowed
 from orca_infra.db.connection import Database
 from orca_infra.errors import AuthFailed, Conflict, OrcaError, QuotaExceeded, Refused, Transient
 from orca_infra.kube.client import Kube
@@ -37,13 +38,14 @@ _NAME_BYTES = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchHands:
-    """What a launch needs. `namespace` is that of the runtimes."""
+    """What a launch needs. `namespace` is that of the runtimes; `allowed`: what the policies let a cold start be made of."""
 
     database: Database
     kube: Kube
     namespace: str
     stack_id: str
     log: Log
+    allowed: Allowed = field(default_factory=Allowed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +263,12 @@ def _environment_and_pool(hands: LaunchHands, request: LaunchRequest) -> tuple[E
     if not fitting:
         named = f" that is called {request.pool}" if request.pool is not None else ""
         raise Refused(f"environment {request.environment} has no pool{named}, and so no burningRate and no time")
-    return read_environment(found), min(fitting, key=lambda pool: pool.name)
+    environment = read_environment(found)
+    if not hands.allowed.has_image(environment.image):
+        raise Refused(
+            f"the policies (image-registries) do not allow image {environment.image} of environment {environment.name}"
+        )
+    return environment, min(fitting, key=lambda pool: pool.name)
 
 
 def _give(hands: LaunchHands, claim: _Claim, data: Mapping[str, str], *, keep: bool) -> None:

@@ -49,6 +49,28 @@ container = {"name": "c", "image": "registry.example/a@sha256:" + 64 * "0", "res
 pod("good", {"namespace": "orca-runs", "labels": {"orca.stack": "mystackmystackid"}}, {"containers": [container]})
 """
 )
+#: What the loop itself declares: a run's cluster and a warm runtime.
+LOOP = (
+    HEAD
+    + """
+from orca_infra.runs.model import RunSpec, Sizes
+from orca_infra.runs.render import RunSettings, render
+from orca_infra.runtimes.model import Environment, Pool
+from orca_infra.runtimes.render import render_warm
+settings = RunSettings(
+    namespace="orca-runs", binary="orca", secret="orca-db", dista_port=6390, deadline_seconds=60, sizes=Sizes()
+)
+image = "registry.example/a@sha256:" + 64 * "0"
+objects = [*render(RunSpec(run=7, start=1, pipeline="p", image=image, workers=1), settings, "mystackmystackid")]
+resources = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "1Gi"}}
+pool = Pool(namespace="orca-runs", name="p", uid="u", environment="e", size=1, resources=resources)
+objects.append(render_warm(pool, Environment(namespace="orca-runs", name="e", image=image), 1, "mystackmystackid").manifest)
+for manifest in objects:
+    version = manifest["apiVersion"]
+    kind = f"kubernetes:{version if '/' in version else 'core/' + version}:{manifest['kind']}"
+    pulumi.CustomResource(kind, manifest["metadata"]["name"], manifest, opts)
+"""
+)
 STRICT = {
     "machine-types": {"allowed": ["e2-*"]},
     "machine-locations": {"allowed": ["us-*"]},
@@ -111,6 +133,7 @@ def test_what_breaks_the_rules_fails_and_each_violation_names_resource_rule_and_
 
 def test_by_default_what_is_well_made_passes_and_only_advice_is_no_failure(project: Project) -> None:
     assert project.preview(GOOD) == (0, {})
+    assert project.preview(LOOP) == (0, {})
     code, found = project.preview(GOOD.replace("@sha256:", ":"))
     assert (code, list(found)) == (0, ["image-digests"])
 

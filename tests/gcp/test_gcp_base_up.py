@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 Gcp = Callable[..., Any]
 Toml = Callable[..., str]
+#: A rule that is broken fails the command.
+POLICIES = ("--policy-pack", str(Path(__file__).parents[2] / "policies"))
 PROGRAM = "from orca_infra.stack.base import main\nmain()\n"
 
 
@@ -65,7 +67,7 @@ def test_the_base_makes_what_machines_need_and_a_second_up_changes_nothing(
     w = gcp()
     (home / "orca.toml").write_text(toml())
     pulumi(w, "stack", "init", "test")
-    pulumi(w, "up", "--yes", "--skip-preview", "--stack", "test")
+    pulumi(w, "up", "--yes", "--skip-preview", "--stack", "test", *POLICIES)
     made = w.cloud.others
     name = f"orca-{w.surroundings.stack_id}"
     assert list(made["gcp:compute/network:Network"]) == [name]
@@ -86,7 +88,7 @@ def test_the_base_makes_what_machines_need_and_a_second_up_changes_nothing(
     assert body["serviceAccounts"][0]["email"].startswith(f"{name}@")
 
     # The preview of its machines shows no difference, and no token.
-    said = pulumi(w, "preview", "--diff", "--stack", w.stack)
+    said = pulumi(w, "preview", "--diff", "--stack", w.stack, *POLICIES)
     token = worker_token(w.surroundings.token_key, w.surroundings.stack_id, "orca-p-1")
     assert token not in said.stdout + said.stderr
     assert "1 unchanged" in said.stdout or "unchanged" in said.stdout

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from orca_infra.allowed import Allowed, repository_of
+from orca_infra.errors import Refused, Transient
+from orca_infra.log import make_log
 from orca_infra.machines.decide import decide
 from orca_infra.machines.model import Demand, Limits, MachineRow, MachineType, Make, Plan, Pool, Snapshot
 from orca_infra.policy.configuration import parse_policies, read_policy_file
 from orca_infra.runs.decide import decide as decide_runs
 from orca_infra.runs.model import QueuedRun, RunLimits, RunSnapshot, Sizes
+from orca_infra.runtimes import launch
 from orca_infra.runtimes.decide import decide as decide_runtimes
 from orca_infra.runtimes.model import Environment, RuntimeLimits, RuntimeSnapshot
 from orca_infra.runtimes.model import Pool as RuntimePool
@@ -219,3 +224,41 @@ def test_no_runtime_is_born_of_an_image_that_is_not_allowed() -> None:
     found = decide_runtimes(snapshot, replace(limits, allowed=Allowed(registries=("registry.example",))))
     assert found.births == ()
     assert "the policies (image-registries) do not allow image python:3" in found.statuses[0].status.message
+
+
+class OneEnvironment:
+    """A cluster with one environment and one pool of it; no database is asked before they are judged."""
+
+    def get(self, _ref: object) -> dict[str, Any]:
+        return {"metadata": {"namespace": "n", "name": "e"}, "spec": {"dockerImage": "python:3"}}
+
+    def list(self, _kind: object, **_more: object) -> Any:
+        metadata = {"namespace": "n", "name": "p", "uid": "u"}
+        return SimpleNamespace(items=[{"metadata": metadata, "spec": {"environment": "e", "size": 0}}])
+
+
+class NoDatabase:
+    def transaction(self) -> Any:
+        raise Transient("the database is asked")
+
+    snapshot = statement = transaction
+
+
+def test_no_runtime_is_started_cold_of_an_image_that_is_not_allowed() -> None:
+    def hands(*registries: str) -> launch.LaunchHands:
+        return launch.LaunchHands(
+            database=NoDatabase(),  # type: ignore[arg-type]
+            kube=OneEnvironment(),  # type: ignore[arg-type]
+            namespace="n",
+            stack_id="s",
+            log=make_log(io.StringIO(), form="json"),
+            allowed=Allowed(registries=registries),
+        )
+
+    request = launch.LaunchRequest(user="jane", environment="e")
+    with pytest.raises(
+        Refused, match=r"the policies \(image-registries\) do not allow image python:3 of environment e"
+    ):
+        launch._start_cold(hands("registry.example"), request)
+    with pytest.raises(Transient, match="the database is asked"):
+        launch._start_cold(hands(), request)

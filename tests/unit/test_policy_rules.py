@@ -17,6 +17,8 @@ from orca_infra.runs.render import RunSettings
 from orca_infra.runs.render import render as render_run
 from orca_infra.runtimes.model import Environment, Pool
 from orca_infra.runtimes.render import render_warm
+from orca_infra.stack.base_model import Base, BaseSecrets, Deployed
+from orca_infra.stack.base_program import base_objects
 
 ID = "mystackmystackid"
 OTHER = "otherotherotheri"
@@ -271,6 +273,24 @@ def test_a_warm_runtime_passes_when_its_environment_states_its_resources() -> No
     assert broken([as_resource(render_warm(pool, sized, 1, ID).manifest)]) == set()
     unsized = Environment(namespace="orca-runs", name="e", image=f"registry.example/e@{DIGEST}")
     assert broken([as_resource(render_warm(pool, unsized, 1, ID).manifest)]) == {"container-resources"}
+
+
+def test_a_base_with_everything_in_it_passes() -> None:
+    base = Base(
+        stack_id=ID,
+        family="prod",
+        runs_namespace="orca-runs",
+        runtimes_namespace="warm",
+        system_namespace="orca-system",
+        deployed=Deployed(image=f"registry.example/orca@{DIGEST}", loop_replicas=2, api_replicas=2, toml="x"),
+        secrets=BaseSecrets(database_url="postgresql://db/orca", token_key="k", passphrase="p", backend_url="s3://b"),
+        network_policies=True,
+        quotas={"orca-runs": {"pods": "5"}},
+        limits={"orca-runs": {"default": {"memory": "1Gi"}}},
+    )
+    resources = [as_resource(one.manifest) for group in base_objects(base) for one in group]
+    assert {"Deployment", "NetworkPolicy", "RoleBinding", "Secret"} <= {one.kind for one in resources}
+    assert broken([IDENTITY, *resources]) == set()
 
 
 def as_resource(manifest: Mapping[str, Any]) -> Resource:

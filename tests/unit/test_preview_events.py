@@ -108,6 +108,25 @@ def test_what_is_secret_or_called_so_is_not_shown(new: dict[str, Any]) -> None:
     assert all(line.endswith(": [secret]") or ".name: " in line for line in lines)
 
 
+def test_a_secret_that_changed_says_so_and_one_that_did_not_is_left_out() -> None:
+    assert diff({"password": "one-one-one", "a": 1}, {"password": "two-two-two", "a": 2}) == (
+        "- password: [secret]",
+        "+ password: [secret]",
+        "- a: 1",
+        "+ a: 2",
+    )
+    assert diff({"password": "one-one-one", "a": 1}, {"password": "one-one-one", "a": 2}) == ("- a: 1", "+ a: 2")
+    event = step("update", {"spec": {"env": MARK}, "a": 1}, {"spec": {"env": MARK}, "a": 2})
+    assert read(event).changes[0].diff == ("- a: 1", "+ a: 2")
+    for touched in ({"diffs": ["spec"]}, {"detailedDiff": {"spec.env": {"kind": "update"}}}):
+        event["resourcePreEvent"]["metadata"].update(touched)
+        assert read(event).changes[0].diff[:2] == ("- spec.env: [secret]", "+ spec.env: [secret]")
+
+
+def test_two_long_values_that_begin_alike_differ() -> None:
+    assert len(diff({"a": "x" * 500}, {"a": "x" * 500 + "y"})) == 2
+
+
 def test_names_of_secrets_are_shown() -> None:
     new = {
         "secretName": "orca-db",
