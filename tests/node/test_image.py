@@ -29,7 +29,14 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 CHECKOUT = Path(__file__).parents[2]
 NAME = "localhost/orca-infra:test"
-TOML = '[pools.p]\nprovider = "local"\nimage = "r.example/w:1"\nmax_machines = 1\ntypes = [{ type = "s", locations = ["a"] }]\n'
+TOML = """
+[pools.p]
+provider = "local"
+image = "registry.example/orca-worker:1"
+max_machines = 1
+idle_seconds = "10m"
+types = [{ type = "s", locations = ["a"] }]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +79,8 @@ def test_the_image_is_of_a_user_without_rights_and_has_the_engine_with_its_plugi
     assert builder.run("run", *policy, "id", "-u").strip() == "10001"
     for command in (["pulumi", "version"], ["orca-infra", "--version"], ["orca-infra", "db", "migrate", "--help"]):
         assert builder.run("run", *policy, *command).strip()
-    doctor = json.loads(builder.run("run", *policy, "orca-infra", "doctor", "--json") or "{}")
-    print(doctor)
+    # Exit code 1 when anything that is needed is missing.
+    assert "/opt/orca-infra/bin/pulumi" in builder.run("run", *policy, "orca-infra", "doctor", "--json")
     for program in ("pulumi-resource-kubernetes", "pulumi-resource-orca", "pulumi"):
         assert builder.run("run", *policy, "sh", "-c", f"command -v {program}").startswith("/opt/orca-infra/bin/")
     with pytest.raises(subprocess.CalledProcessError):
@@ -122,8 +129,28 @@ def test_the_deployed_loop_leads_and_its_probes_pass(
         for pod in pods:
             [status] = pod["status"]["containerStatuses"]
             assert (status["ready"], status["restartCount"]) == (True, 0)
+        _change_configuration(cluster, pods)
+        wait_until(
+            lambda: "orca.toml was read anew" in _said(cluster, pods), 60, "the new orca.toml, without a restart"
+        )
         kube.delete(Ref(kind=NAMESPACE, name=base.system_namespace or ""))
         wait_until(lambda: not holder(database_url), 90, "the loops have ended")
+
+
+def _change_configuration(cluster: TestCluster, pods: list[dict[str, Any]]) -> None:
+    """What the next `up` would do to the ConfigMap; a touched Pod has its kubelet look at once, and not within a minute."""
+    folder = f"/api/v1/namespaces/{pods[0]['metadata']['namespace']}"
+    toml = TOML.replace("max_machines = 1", "max_machines = 2")
+    cluster.api.call("PATCH", f"{folder}/configmaps/orca-loop", {"data": {"orca.toml": toml}})
+    for pod in pods:
+        touched = {"metadata": {"annotations": {"touched": "yes"}}}
+        cluster.api.call("PATCH", f"{folder}/pods/{pod['metadata']['name']}", touched)
+
+
+def _said(cluster: TestCluster, pods: list[dict[str, Any]]) -> str:
+    namespace = pods[0]["metadata"]["namespace"]
+    names = [pod["metadata"]["name"] for pod in pods]
+    return "".join(cluster.kubectl("logs", "-n", namespace, name, "-c", "orca-loop") for name in names)
 
 
 def _why(cluster: TestCluster, namespace: str) -> str:
