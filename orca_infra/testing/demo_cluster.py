@@ -237,8 +237,10 @@ def run_cluster_comes_and_goes(stage: Stage, cluster: DemoCluster) -> None:
     ended = "select reason from orca.run_clusters where run = %(run)s and ended_at is not null"
     row = stage.until("the run cluster's end", lambda: stage.query(ended, run=run))[0]
     log = stage.surroundings.logs_folder / str(run) / "driver.log"
-    if not log.is_file() or cluster.kube.list(POD, namespace=cluster.runs).items:
-        raise stage.failed("all Pods were to be gone and the driver's log saved")
+    stage.until(
+        "all Pods to be gone and the driver's log to be saved",
+        lambda: log.is_file() and not cluster.kube.list(POD, namespace=cluster.runs).items,
+    )
     stage.checked("its driver wrote that it succeeded; the cluster", f"ended {row['reason']}, no Pod left")
     said = log.read_text(errors="replace").splitlines()
     if cluster.node is None:
