@@ -91,7 +91,8 @@ def main() -> None:
         targets={
             "machines_no_change_seconds": 2.0,
             "machines_growth_with_queued": 1.5,
-            "one_more_machine_growth": 1.5,
+            # It grows with the machines all the same: a pass that changes something is kept whole, for `orca-infra explain`.
+            "one_more_machine_seconds": 0.5,
             "runs_no_change_seconds": 4.0,
             "one_more_run_growth_over_no_change": 1.5,
             "runtimes_no_change_seconds": 3.0,

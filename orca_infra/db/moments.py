@@ -17,13 +17,17 @@ LAST = datetime(9000, 1, 1, tzinfo=UTC)
 
 
 class _BoundedLoader(TimestamptzLoader):
-    """Reads what it can as psycopg does, and the rest as FIRST or LAST."""
+    """Reads what it can, as psycopg does but faster by much, and the rest as FIRST or LAST."""
 
     def load(self, data: Buffer) -> datetime:
+        text = bytes(data)
+        try:
+            return min(max(datetime.fromisoformat(text.decode()), FIRST), LAST)
+        except ValueError:  # another date style, perhaps
+            pass
         try:
             return min(max(super().load(data), FIRST), LAST)
         except (psycopg.DataError, OverflowError):
-            text = bytes(data)
             return FIRST if text.startswith(b"-") or text.endswith(b"BC") else LAST
 
 

@@ -26,6 +26,8 @@ create table if not exists orca.runs (
     reason      text
 );
 create index if not exists runs_queued on orca.runs (queued_at, id) where state = 'queued';
+create index if not exists runs_queued_of_pipeline on orca.runs (pipeline, fill, queued_at, id) include (start)
+    where state = 'queued';
 create index if not exists runs_running on orca.runs (worker, pipeline) where state = 'running';
 create index if not exists runs_ended on orca.runs (worker, ended_at desc) where ended_at is not null;
 

@@ -3,25 +3,31 @@
 -- name: queued_runs
 -- Runs that wait for a cluster, oldest first: not placed on a worker pool, registered with an image, not paused. Of what its
 -- pipeline's max_runs holds, and of what is larger than the whole budget, only the first of each pipeline: it is there to say
--- so, and however many there are they hide no other. None while the whole family is paused (loop/drain.py).
+-- so, and however many there are they hide no other. None while the whole family is paused (loop/drain.py). What is ranked is
+-- as little as possible of each run, so that an index has all of it, and only what is chosen is looked into.
 with running as (
     select r.pipeline, count(*) as runs from orca.runs r where r.state = 'running' and not r.fill group by r.pipeline
-), ranked as (
-    select r.id as run, r.start, r.pipeline, p.image, p.workers, p.allow_new_code, r.fill, p.max_runs, r.queued_at,
-        (select max(c.start) from orca.run_clusters c where c.run = r.id and c.ended_at is null) as earlier,
-        row_number() over (partition by r.pipeline, r.fill order by r.queued_at, r.id) as place,
-        case
-            when %(driver)s::bigint + case when p.workers > 0 then %(head)s::bigint + p.workers * %(worker)s::bigint else 0 end
-                > %(budget)s::numeric then 1
-            when r.fill or p.max_runs is null then %(limit)s::bigint
-            else greatest(p.max_runs - coalesce(n.runs, 0), 0) + 1
-        end as most
-    from orca.runs r join orca.pipelines p on p.name = r.pipeline left join running n on n.pipeline = r.pipeline
-    where r.state = 'queued' and not p.paused and p.image is not null and coalesce(p.placement, '') not like 'worker:%%'
+), open as (
+    select p.*,
+        %(driver)s::bigint + case when p.workers > 0 then %(head)s::bigint + p.workers * %(worker)s::bigint else 0 end
+            > %(budget)s::numeric as too_large,
+        greatest(p.max_runs - coalesce(n.runs, 0), 0) + 1 as plain_most
+    from orca.pipelines p left join running n on n.pipeline = p.name
+    where not p.paused and p.image is not null and coalesce(p.placement, '') not like 'worker:%%'
         and not exists (select from orca.pool_pauses where pool = '*')
+), ranked as (
+    select r.id, r.start, r.pipeline, r.fill, r.queued_at,
+        row_number() over (partition by r.pipeline, r.fill order by r.queued_at, r.id) as place
+    from orca.runs r where r.state = 'queued'
+), chosen as (
+    select r.id as run, r.start, r.pipeline, p.image, p.workers, p.allow_new_code, r.fill, p.max_runs, r.queued_at
+    from ranked r join open p on p.name = r.pipeline
+    where r.place <= %(limit)s
+        and r.place <= case when p.too_large then 1 when r.fill or p.max_runs is null then %(limit)s else p.plain_most end
+    order by r.queued_at, r.id limit %(limit)s
 )
-select run, start, pipeline, image, workers, allow_new_code, fill, max_runs, queued_at, earlier
-from ranked where place <= most order by queued_at, run limit %(limit)s
+select c.*, (select max(e.start) from orca.run_clusters e where e.run = c.run and e.ended_at is null) as earlier
+from chosen c order by c.queued_at, c.run
 
 -- name: running_runs
 select r.pipeline, count(*)::int as running

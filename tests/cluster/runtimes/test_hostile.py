@@ -55,7 +55,7 @@ def test_users_of_every_name_get_a_runtime_with_their_own_secrets(room: Room) ->
         assert room.runtime(one.id)["user_name"] == USERS[number]
     with pytest.raises(Refused, match="has 10000 bytes, more than 1000"):
         room.launch(user="n" * 10_000)
-    with pytest.raises(Refused, match="there is no environment"):
+    with pytest.raises(Refused, match="cannot be the name of an object"):
         launch(room.launching, LaunchRequest(environment="../../secrets/x", user="jane"))
 
 
@@ -73,7 +73,7 @@ def plant(room: Room, name: str, labels: dict[str, str], **metadata: Any) -> str
     return str(made["metadata"]["uid"])
 
 
-def test_labels_on_many_foreign_objects_get_none_of_them_deleted_and_an_operator_is_asked(room: Room) -> None:
+def test_labels_on_many_foreign_objects_get_none_of_them_deleted_and_are_held_for_an_operator(room: Room) -> None:
     room.limits = replace(room.limits, stray_max=4)
     room.fill(size=2)
     theirs = {name: plant(room, name, OURS) for name in ("a", "b", "c")}
@@ -91,7 +91,7 @@ def test_labels_on_many_foreign_objects_get_none_of_them_deleted_and_an_operator
         plan = room.run_pass()
         assert plan.strays == ()
     assert {stray.name for stray in plan.strays_held} == set(theirs)
-    assert "strays held: too many at once" in room.logged.getvalue()
+    # (That the pass says so in log and status is the loop's: loop/strays.py.)
     # Nothing else suffers: a launch takes one of ours, the pool is filled again, and none of theirs counts in it.
     assert room.launch().pod not in theirs
     room.until(lambda: len(room.warm()) == 2)
