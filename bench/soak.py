@@ -90,9 +90,7 @@ _TABLES: tuple[LiteralString, ...] = (
 _FORGET_RUNS: LiteralString = """
 delete from orca.runs
 where state in ('succeeded', 'failed', 'canceled') and ended_at < now() - interval '10 seconds'"""
-_STATE_BYTES: LiteralString = """
-select coalesce(sum(pg_total_relation_size(c.oid)), 0)
-from pg_class c where c.relkind = 'r' and c.relname like 'pulumi%%'"""
+_STATE_BYTES: LiteralString = "select coalesce(sum(octet_length(data::text)), 0) from pulumi_state"
 _ENGINES: LiteralString = """
 select pid from orca.engine_operations where ended_at is null and pid is not null and boot_id = %(boot)s"""
 Sample = dict[str, float]
@@ -237,7 +235,8 @@ class Soak:
     def sample(self) -> Sample:
         with self.here.database.snapshot() as transaction:
             rows = sum(int(transaction.value(f"select count(*) from {table}")) for table in _TABLES)
-            state = transaction.value(_STATE_BYTES)
+            has_state = transaction.value("select to_regclass('pulumi_state') is not null")
+            state = transaction.value(_STATE_BYTES) if has_state else 0
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         home = self.here.settings.home
         disk = sum(

@@ -18,6 +18,7 @@ from orca_infra.metrics import METRICS
 from orca_infra.process import ProcessId, boot_id, is_alive
 from orca_infra.stack.backend import open_backend
 from orca_infra.stack.engine import PROJECT, Engine, OwnedResource, StackState
+from orca_infra.stack.history import prune_history
 from orca_infra.stack.locks import break_lock, free_own_locks, holder_is_dead
 from orca_infra.stack.outcome import ResourceChange, uid_of
 from orca_infra.stack.program import Program
@@ -158,7 +159,11 @@ class RecordedEngine:
         return state
 
     def prune(self, kept_seconds: float) -> None:
-        """Delete ended operations from the ledger after their time."""
+        """Delete ended operations from the ledger after their time, and what the engine keeps of them beyond the last few."""
+        with self._database.snapshot() as transaction:
+            stacks = [row["stack"] for row in transaction.dicts(_SQL["machine_stacks"])]
+        for stack in stacks:
+            prune_history(self._backend_url, stack)
         with self._database.transaction() as transaction:
             transaction.run(_SQL["prune_operations"], {"kept_seconds": kept_seconds})
 

@@ -38,5 +38,9 @@ delete from orca.owned where stack = %(stack)s and urn = %(urn)s
 -- name: disown_all
 delete from orca.owned where stack = %(stack)s
 
+-- name: machine_stacks
+-- Stacks that live long and were operated on lately; cohorts are dropped with their history.
+select distinct stack from orca.engine_operations where stack like '%%.machines.%%' order by stack
+
 -- name: prune_operations
 delete from orca.engine_operations where ended_at < now() - make_interval(secs => %(kept_seconds)s) and outcome not in ('OutcomeUnknown', 'StateBroken')
