@@ -89,7 +89,7 @@ def test_a_thousand_passes_of_which_half_fail_make_nothing_and_grow_nothing(
         provider.away, lead["lost"] = trouble == "cloud", trouble == "lead"
         if trouble == "connections":
             execute(
-                "select pg_terminate_backend(pid) from pg_stat_activity "
+                "select pg_terminate_backend(pid, 5000) from pg_stat_activity "
                 "where datname = current_database() and pid <> pg_backend_pid()"
             )
         execute("update orca.workers set seen_at = now()")
