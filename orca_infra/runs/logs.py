@@ -309,8 +309,19 @@ def _begun(logs: Path, driver: SeenObject) -> Path:
     part.parent.mkdir(parents=True, exist_ok=True)
     if not part.exists() and not _intent_of(part).exists():
         header = f"--- run {driver.run} start {driver.start}, Pod {driver.name}, uid {driver.uid}\n"
-        _write_whole(part, header)
+        whole = driver_log(logs, driver.run or 0)
+        if _has_line(whole, header.encode()):  # a loop was killed when it had appended it, and before it could say so
+            _write_whole(_intent_of(part), str(whole.stat().st_size))
+        else:
+            _write_whole(part, header)
     return part
+
+
+def _has_line(path: Path, line: bytes) -> bool:
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        return any(found == line for found in iter(lambda: file.readline(_LINE_MAX), b""))
 
 
 def _append(whole: Path, part: Path, note: str) -> None:

@@ -128,7 +128,7 @@ class Cohorts:
         dropped = 0
         for row in rows:
             try:
-                self._engine.drop(row["stack"])
+                self._engine.drop(row["stack"], even_torn=True)
             except StateBroken as error:
                 # Nothing is declared in it any more; it only stays until somebody looks, and keeps no other.
                 self._end(row["stack"], StateBroken.__name__)

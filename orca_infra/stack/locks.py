@@ -11,7 +11,7 @@ from typing import Any
 
 from orca_infra.errors import StackLock
 from orca_infra.process import ProcessId, boot_id, is_alive
-from orca_infra.stack.backend import open_backend
+from orca_infra.stack.backend import Backend, open_backend
 from orca_infra.stack.command import INTERRUPT_GRACE_SECONDS
 
 _PROJECT_LOCKS = ".pulumi/locks/organization/orca-infra"
@@ -51,6 +51,23 @@ def break_lock(backend_url: str, lock: StackLock) -> None:
     """Delete exactly this lock. Raises Conflict for a backend where that is not known how, Transient when it is away."""
     with open_backend(backend_url) as backend:
         backend.delete(lock.key)
+
+
+def free_dead_locks(backend: Backend, stack: str, operations: list[dict[str, Any]]) -> bool:
+    """Delete the stack's locks whose holders are proven to be gone; gives whether none is left."""
+    is_free = True
+    for key in backend.keys(f"{_PROJECT_LOCKS}/{stack}/"):
+        try:
+            holder = json.loads(backend.read(key) or b"{}")
+            lock = StackLock(key=key, host=str(holder["hostname"]), pid=int(holder["pid"]), taken_at=None)
+        except (ValueError, KeyError, TypeError):
+            is_free = False
+            continue
+        if holder_is_dead(lock, operations):
+            backend.delete(key)
+        else:
+            is_free = False
+    return is_free
 
 
 def free_own_locks(backend_url: str, stack: str, process: ProcessId) -> None:

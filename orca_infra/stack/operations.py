@@ -6,6 +6,7 @@ What every stack owns is kept in Postgres (`orca.owned`), so that a pass in whic
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterable
@@ -19,7 +20,7 @@ from orca_infra.process import ProcessId, boot_id, is_alive
 from orca_infra.stack.backend import open_backend
 from orca_infra.stack.engine import PROJECT, Engine, OwnedResource, StackState
 from orca_infra.stack.history import prune_history
-from orca_infra.stack.locks import break_lock, free_own_locks, holder_is_dead
+from orca_infra.stack.locks import break_lock, free_dead_locks, free_own_locks, holder_is_dead
 from orca_infra.stack.outcome import ResourceChange, uid_of
 from orca_infra.stack.program import Program
 
@@ -102,10 +103,23 @@ class RecordedEngine:
             store=False,
         )
 
-    def drop(self, stack: str) -> None:
-        """Forget the stack, whatever its state holds. Locks of dead engines are broken first."""
+    def drop(self, stack: str, *, even_torn: bool = False) -> None:
+        """Forget the stack, whatever its state holds. Locks of dead engines are broken first.
+
+        `even_torn`: a state that was cut off as well, as an engine leaves it that was killed in writing it to a file. It is
+        for stacks of which everything is known without their state.
+        """
         self._verify()
-        self._unlocked(stack, lambda: self._engine.drop(stack))
+
+        def drop() -> None:
+            try:
+                self._engine.drop(stack)
+            except StateBroken:
+                if not even_torn or not self._forget_torn(stack):
+                    raise
+                self._engine.drop(stack)
+
+        self._unlocked(stack, drop)
         with self._database.transaction() as transaction:
             transaction.run(_SQL["settle_stack"], {"stack": stack})
 
@@ -263,11 +277,26 @@ class RecordedEngine:
             with contextlib.suppress(Conflict, Transient):
                 free_own_locks(self._backend_url, stack, engine)
 
+    def _forget_torn(self, stack: str) -> bool:
+        """Delete a state that is no JSON, unless a living engine may be writing it; False: it is something else."""
+        key = _state_key(stack)
+        with self._database.snapshot() as transaction:
+            operations = transaction.dicts(_SQL["operations_of"], {"stack": stack})
+        with contextlib.suppress(Conflict), open_backend(self._backend_url) as backend:
+            if not free_dead_locks(backend, stack, operations):
+                return False
+            content = backend.read(key)
+            if content is None or _is_json(content):
+                return False
+            backend.delete(key)
+            return True
+        return False
+
     def _broken(self, stack: str, error: StateBroken) -> StateBroken:
         """Keep a copy of a state that the engine refuses, have status say so, and give the error that says all of it."""
         try:
             with open_backend(self._backend_url) as backend:
-                content = backend.read(f".pulumi/stacks/{PROJECT}/{stack}.json")
+                content = backend.read(_state_key(stack))
             kept = (
                 f"a copy is kept in {self._engine.keep_aside(stack, content)}" if content else "no copy could be made"
             )
@@ -279,6 +308,18 @@ class RecordedEngine:
         )
         note(self._database, _topic(stack), message)
         return StateBroken(message)
+
+
+def _state_key(stack: str) -> str:
+    return f".pulumi/stacks/{PROJECT}/{stack}.json"
+
+
+def _is_json(content: bytes) -> bool:
+    try:
+        json.loads(content)
+    except ValueError:
+        return False
+    return True
 
 
 def _topic(stack: str) -> str:

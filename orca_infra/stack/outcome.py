@@ -44,6 +44,9 @@ _TOKEN = re.compile(r"(?<![0-9a-z:])[0-9a-f]{64}(?![0-9a-z])")
 _BROKEN = re.compile(
     r"snapshot integrity failure[^\n]*"
     r"|failed to load checkpoint: [^\n]*(?:invalid character|unexpected end of JSON|cannot unmarshal)[^\n]*"
+    r"|^(?:error: )?place \d+: (?:invalid character|unexpected end of JSON)[^\n]*"  # as `stack rm` says it
+    r"|failed to load checkpoint: EOF$",  # of an empty one; a connection that ends says more than that
+    re.MULTILINE,
 )
 # What the engine adds to every failure and which says nothing of its cause.
 _NOISE = ("update failed", "destroy failed", "refresh failed", "preview failed", "Resource monitor has terminated")

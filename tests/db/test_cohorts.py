@@ -18,7 +18,7 @@ class Engine:
     def __init__(self) -> None:
         self.dropped: list[str] = []
 
-    def drop(self, stack: str) -> None:
+    def drop(self, stack: str, **_: object) -> None:
         self.dropped.append(stack)
         if stack == "test.runs.1":
             raise StateBroken("its state is cut off")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -16,7 +17,7 @@ import psutil
 import pytest
 
 from orca_infra.db.connection import Session
-from orca_infra.errors import NotLeader
+from orca_infra.errors import NotLeader, StackLocked, StateBroken
 from orca_infra.process import ProcessId, is_alive
 from orca_infra.stack.backend import open_backend
 from orca_infra.stack.engine import PROJECT
@@ -110,6 +111,42 @@ def test_a_state_that_the_engine_refuses_is_kept_aside_and_stops_its_stack_alone
     w.pass_until(lambda: w.reasons()["orca-p-1"] == "Stopped")
     assert w.rows("select from orca.attention where topic like 'state %%'") == []
     assert "orca-p-1" not in w.listed()
+
+
+@pytest.mark.parametrize("state", ["file", "postgres"])
+def test_a_stack_whose_state_was_cut_off_is_dropped_where_nothing_is_lost_with_it(passes: Passes, state: str) -> None:
+    """An engine that is killed in writing it leaves half a file, or an empty one."""
+    w = passes(state)
+    for stack, part in (("test.runs.1", 0), ("test.runs.2", 0.5)):
+        w.engine.init(stack)
+        whole = read_state(w, stack)
+        write_state(w, stack, whole[: int(len(whole) * part)])
+        with pytest.raises(StateBroken):
+            w.passes.recorded.drop(stack)
+        w.passes.recorded.drop(stack, even_torn=True)
+        assert stack not in w.engine.stacks()
+
+
+def test_a_state_that_an_engine_may_be_writing_is_not_taken_for_cut_off(passes: Passes) -> None:
+    w = passes("file")
+    stack = "test.runs.1"
+    w.engine.init(stack)
+    write_state(w, stack, b"")
+    lock = w.surroundings.settings.home / "state" / ".pulumi/locks/organization" / PROJECT / stack / "held.json"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    holder = {"pid": 1, "username": "somebody", "hostname": socket.gethostname(), "timestamp": "2026-11-29T00:00:00Z"}
+    lock.write_text(json.dumps(holder))
+    with pytest.raises(StackLocked):
+        w.passes.recorded.drop(stack, even_torn=True)
+    assert read_state(w, stack) == b""
+    assert lock.exists()
+
+    dead = subprocess.Popen(["/bin/true"])
+    dead.wait()
+    lock.write_text(json.dumps({**holder, "pid": dead.pid}))
+    w.passes.recorded.drop(stack, even_torn=True)
+    assert stack not in w.engine.stacks()
+    assert not lock.exists()
 
 
 def providers_of(engine: ProcessId) -> list[psutil.Process]:

@@ -131,6 +131,22 @@ def test_a_state_that_cannot_be_reached_may_pass_and_shows_no_password(name: str
     assert "s3cr3t" not in str(error)
 
 
+@pytest.mark.parametrize("said", ["failed to load checkpoint: EOF", "place 1: unexpected end of JSON input"])
+def test_a_state_that_is_empty_or_cut_off_is_broken_when_it_is_to_be_removed(said: str) -> None:
+    completed = Completed(code=255, stdout="", stderr=f"error: {said}\n")
+    with pytest.raises(StateBroken, match=f": {said}$"):
+        raise_for(completed, Events((), (), ()), "stack rm test.runs.1")
+
+
+def test_a_connection_to_the_state_that_ends_is_no_broken_state() -> None:
+    completed = Completed(
+        code=255, stdout="", stderr="error: failed to load checkpoint: read tcp 127.0.0.1:5432: EOF\n"
+    )
+    with pytest.raises(OrcaError) as caught:
+        raise_for(completed, Events((), (), ()), "stack rm test.runs.1")
+    assert not isinstance(caught.value, StateBroken)
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -80,6 +80,21 @@ def keep(logs: DriverLogs, *drivers: SeenObject, tries: int = 1) -> bool:
     return logs.is_kept(7, drivers[0].start or 0)
 
 
+def test_a_loop_that_died_when_it_had_appended_a_log_and_not_said_so_has_the_next_append_nothing(
+    tmp_path: Path,
+) -> None:
+    node = Node((stamp(1), "one"), (stamp(2), "two"))
+    assert keep(keeper(node, tmp_path), driver())
+    once = driver_log(tmp_path, 7).read_bytes()
+    heir = keeper(node, tmp_path)
+    heir.follow([driver()])  # it may run still, for a moment
+    assert keep(heir, driver())
+    assert driver_log(tmp_path, 7).read_bytes() == once
+    assert [path.name for path in (tmp_path / "7").iterdir()] == ["driver.log"]
+    assert keep(heir, driver("u2"))
+    assert driver_log(tmp_path, 7).read_bytes().count(b"--- run 7") == 2
+
+
 def hear(logs: DriverLogs, uid: str = "u1") -> None:
     """Follow one driver until its log ends."""
     logs.follow([driver(uid)])
