@@ -117,7 +117,7 @@ class Database:
             timeout=CONNECT_SECONDS,
             reconnect_timeout=CONNECT_SECONDS,
             connection_class=_Connection,
-            check=_Connection.check,
+            check=self._check,
             reset=_Connection.note_use,
             configure=_notice_dead_clients,
             kwargs={
@@ -129,6 +129,14 @@ class Database:
             },
         )
         self._guard: Callable[[Transaction], None] | None = None
+
+    def _check(self, connection: _Connection) -> None:
+        """Raises unless the connection works. A dead one is seldom alone, and the pool waits longer after each that it finds."""
+        try:
+            connection.check()
+        except psycopg.Error:
+            self._pool.drain()
+            raise
 
     def guarded(self, guard: Callable[[Transaction], None]) -> Database:
         """The same database, in which every read-write transaction begins with `guard`; what that raises ends it."""

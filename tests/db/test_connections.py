@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import LiteralString
 
 import pytest
@@ -40,4 +41,23 @@ def test_a_connection_that_the_server_ended_is_replaced_unseen_however_short_ago
         ask(database_url, "select pg_terminate_backend(%(pid)s, 5000)", pid=backend)
         with database.transaction() as transaction:
             assert transaction.value("select pg_backend_pid()") != backend
+    database.close()
+
+
+def test_when_all_connections_were_ended_nobody_waits_longer_after_each(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("psycopg_pool.pool.sleep", slept.append)
+    database = Database(database_url)
+    with contextlib.ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(database.transaction())
+    others = "select count(pg_terminate_backend(pid, 5000)) from pg_stat_activity where application_name = 'orca-infra' and pid <> pg_backend_pid() and datname = current_database()"
+    session = Session(database_url, "somebody else")
+    assert session.row(others) == (4,)
+    session.close()
+    with database.transaction() as transaction:
+        assert transaction.value("select 1") == 1
+    assert set(slept) <= {0.0}
     database.close()
