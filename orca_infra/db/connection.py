@@ -131,7 +131,7 @@ class Database:
         self._guard: Callable[[Transaction], None] | None = None
 
     def _check(self, connection: _Connection) -> None:
-        """Raises unless the connection works. A dead one is seldom alone, and the pool waits longer after each that it finds."""
+        """Raises unless the connection works. A dead one is seldom alone, and the pool waits longer after each."""
         try:
             connection.check()
         except psycopg.Error:
