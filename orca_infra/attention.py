@@ -7,7 +7,7 @@ from orca_infra.db.connection import Database, load_queries
 SQL = load_queries("attention")
 
 
-def note(database: Database, topic: str, message: str) -> None:
-    """Say it, or with an empty message that it is over."""
+def note(database: Database, topic: str, message: str) -> bool:
+    """Say it, or with an empty message that it is over; gives whether that is news."""
     with database.transaction() as transaction:
-        transaction.run(SQL["note" if message else "clear"], {"topic": topic, "message": message})
+        return bool(transaction.run(SQL["note" if message else "clear"], {"topic": topic, "message": message}))

@@ -29,7 +29,7 @@ def release_strays(database: Database) -> bool:
 
 def say_strays_held(database: Database, log: Log, what: str, names: Sequence[str], rows_lost: str) -> None:
     """Have status say which `what` are held and why, and what to do; nothing when none is."""
-    message = ""
+    message = why = ""
     if names:
         shown = ", ".join(names[:_NAMES_SHOWN]) + (", …" if len(names) > _NAMES_SHOWN else "")
         count = f"{len(names)} {what} that nobody owns"
@@ -39,5 +39,6 @@ def say_strays_held(database: Database, log: Log, what: str, names: Sequence[str
             else f"{count} are more than ORCA_STRAY_MAX, and none is deleted ({shown})"
         )
         message = f"{why}: see `orca-infra strays`, then `orca-infra strays delete`"
+    is_news = note(database, f"strays {what}", message)
+    if names and is_news:
         log.warning("strays held: an operator has to look", scope=what, strays=list(names), why=why)
-    note(database, f"strays {what}", message)

@@ -330,7 +330,9 @@ def test_strays_that_are_too_many_wait_for_an_operator_who_sees_and_deletes_them
         metadata = {"name": f"planted-{number}", "namespace": room.namespace, "labels": labels}
         spec = {"containers": [{"name": "c", "image": "x"}]}
         room.kube.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
-    few.until(lambda: room.rows("select * from orca.attention where message like '3 objects carry%%'"), 20)
+    few.until(
+        lambda: room.rows("select * from orca.attention where message like '3 objects of runs that nobody owns%%'"), 20
+    )
     strays = ClusterStrays(few.surroundings, room.kube)
     found = strays.find()
     assert {stray.name for stray in found} == {"planted-0", "planted-1", "planted-2"}
