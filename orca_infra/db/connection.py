@@ -233,6 +233,8 @@ def _away_is_transient() -> Iterator[None]:
         yield
     except psycopg.errors.LockNotAvailable as error:
         raise Transient(f"the database keeps something locked for another: {first_line(error)}") from error
+    except psycopg.errors.ReadOnlySqlTransaction as error:  # a replica, or a disk that an operator protects
+        raise Transient(f"the database is read-only: {first_line(error)}") from error
     except (psycopg.OperationalError, psycopg.errors.AdminShutdown, PoolTimeout) as error:
         raise Transient(f"the database is away: {first_line(error)}") from error
 

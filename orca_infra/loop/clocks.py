@@ -16,7 +16,7 @@ _NAMED = 5
 
 
 def mend_clocks(scope: str, database: Database, log: Log) -> int:
-    """Set right what of a scope's rows is more than an hour ahead; gives how many there were.
+    """Set right what of a scope's rows is more than five minutes ahead; gives how many there were.
 
     Queued runs are orca's own and stay as they are: that there are some ahead is said where an operator looks.
     """

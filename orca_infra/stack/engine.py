@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -320,10 +321,14 @@ class Engine:
     def _stack_folder(self, stack: str) -> Path:
         folder = self._folder / "stacks" / stack
         project = folder / "Pulumi.yaml"
-        if not project.exists():
-            with _no_space_is_said(folder):
+        text = f"name: {PROJECT}\nruntime: python\n"
+        with _no_space_is_said(folder):
+            # One that a full disk, or a lost machine, left empty would stop this stack for ever.
+            if not project.exists() or project.stat().st_size != len(text):
                 folder.mkdir(parents=True, exist_ok=True)
-                project.write_text(f"name: {PROJECT}\nruntime: python\n")
+                draft = project.with_suffix(f".{threading.get_ident()}.draft")
+                draft.write_text(text)
+                draft.replace(project)
         return folder
 
     def _make_home(self) -> None:

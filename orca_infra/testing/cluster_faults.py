@@ -1,4 +1,4 @@
-"""An API server's troubles at will: a proxy before a test cluster that is slow, throttles, or answers with 500s."""
+"""An API server's troubles at will: a proxy before a test cluster that is away, slow, throttles, refuses or cuts short."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import http.client
 import http.server
 import json
 import random
+import socket
 import ssl
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,6 +22,7 @@ from orca_infra.testing.cluster_files import kubeconfig, write_private
 _PIECE = 2**16
 _HOP = {"connection", "transfer-encoding", "content-length", "keep-alive"}
 _SECONDS = 60
+_POLL_SECONDS = 0.05
 
 
 class FaultyServer:
@@ -31,13 +34,17 @@ class FaultyServer:
         throttled: the part of requests that are answered with 429 and Retry-After, 0 to 1.
         failing: the part of requests that are answered with 500.
         cut: the part of writes that are carried out, and whose answer is lost.
+        refuses: every request is answered with this status; 0: none.
+        away: every connection is closed without an answer.
+        hangs: no request is answered for as long as this holds.
+        halves: half of each list comes, then its connection ends.
+        silent: watches stay open and say nothing.
         faults: how many requests had one.
 
     """
 
     def __init__(self, cluster: TestCluster, folder: Path, *, seed: int) -> None:
-        self.delay_seconds = 0.0
-        self.throttled = self.failing = self.cut = 0.0
+        self.heal()
         self.faults = 0
         self.chance = random.Random(seed)  # noqa: S311  (which requests meet a fault)
         self.upstream = urlsplit(cluster.server)
@@ -53,6 +60,14 @@ class FaultyServer:
         """No more faults."""
         self.delay_seconds = 0.0
         self.throttled = self.failing = self.cut = 0.0
+        self.refuses = 0
+        self.away = self.hangs = self.halves = self.silent = False
+
+    def hang_up(self) -> None:
+        """End every connection that is open now, watches too."""
+        for connection in list(self._server.open):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._server.serve_forever, args=(0.05,), name="faulty-server", daemon=True).start()
@@ -71,18 +86,40 @@ class _Server(http.server.ThreadingHTTPServer):
     request_queue_size = 256
     faulty: FaultyServer
 
+    def __init__(self, address: tuple[str, int], handler: type[_Handler]) -> None:
+        self.open: set[socket.socket] = set()
+        super().__init__(address, handler)
+
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: _Server
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.open.add(self.connection)
+
+    def finish(self) -> None:
+        self.server.open.discard(self.connection)
+        with suppress(OSError):
+            super().finish()
 
     def _any(self) -> None:
         faulty = self.server.faulty
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if faulty.delay_seconds:
             time.sleep(faulty.delay_seconds)
+        if faulty.hangs:
+            faulty.faults += 1
+        while faulty.hangs:
+            time.sleep(_POLL_SECONDS)
         draw = faulty.chance.random()
-        if draw < faulty.throttled:
+        if faulty.away:
+            faulty.faults += 1
+            self.close_connection = True
+        elif faulty.refuses:
+            self._status(faulty.refuses, http.HTTPStatus(faulty.refuses).phrase.replace(" ", ""), {})
+        elif draw < faulty.throttled:
             self._status(429, "TooManyRequests", {"Retry-After": "1"})
         elif draw < faulty.throttled + faulty.failing:
             self._status(500, "InternalError", {})
@@ -136,14 +173,33 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                     self.send_header(key, value)
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
-            while piece := answer.read1(_PIECE):
-                self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
-                self.wfile.flush()
-            self.wfile.write(b"0\r\n\r\n")
+            self._pass_back(answer)
         except (OSError, http.client.HTTPException):
             self.close_connection = True
         finally:
             upstream.close()
+
+    def _pass_back(self, answer: http.client.HTTPResponse) -> None:
+        """The answer's body. A watch that was silent ends at its next event: what it kept to itself it can't say later."""
+        faulty, was_silent = self.server.faulty, False
+        is_watch = "watch=" in self.path
+        may_be_list = self.command == "GET" and not is_watch and "/log" not in self.path
+        while piece := answer.read() if may_be_list else answer.read1(_PIECE):
+            if is_watch and faulty.silent:
+                faulty.faults += not was_silent
+                was_silent = True
+                continue
+            halved = faulty.halves and may_be_list and b'List"' in piece[:200]
+            if halved:
+                piece = piece[: len(piece) // 2]
+            if not was_silent:
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+                self.wfile.flush()
+            if halved or was_silent:
+                faulty.faults += halved
+                self.close_connection = True
+                return
+        self.wfile.write(b"0\r\n\r\n")
 
     def log_message(self, *_: object) -> None:
         """Nothing: the tests say what they saw."""

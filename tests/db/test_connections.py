@@ -8,6 +8,7 @@ from typing import LiteralString
 import pytest
 
 from orca_infra.db.connection import Database, Session
+from orca_infra.errors import Transient
 
 pytestmark = pytest.mark.postgres
 
@@ -61,3 +62,18 @@ def test_when_all_connections_were_ended_nobody_waits_longer_after_each(
         assert transaction.value("select 1") == 1
     assert set(slept) <= {0.0}
     database.close()
+
+
+def test_a_database_that_is_read_only_is_a_fault_that_may_pass(database_url: str) -> None:
+    """A replica, or what an operator protects: neither a pass nor the loop itself may end on it as on a defect."""
+    name = ask(database_url, "select current_database()")
+    database = Database(database_url)
+    with database.transaction() as transaction:
+        transaction.script(f"alter database {name} set default_transaction_read_only = on")
+    database.close()
+    database = Database(database_url)
+    with pytest.raises(Transient, match="^the database is read-only: "), database.transaction() as transaction:
+        transaction.run("create table one (n integer)")
+    database.close()
+    with pytest.raises(Transient, match="^the database is read-only: "):
+        ask(database_url, "create table one (n integer)")

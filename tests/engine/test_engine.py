@@ -433,3 +433,11 @@ def test_a_killed_engine_takes_its_plugins_along(bench: Callable[..., Bench]) ->
     assert isinstance(up.error, OutcomeUnknown)
     assert not is_alive(holder)
     assert session_members(holder) == []
+
+
+def test_a_project_file_that_a_full_disk_left_empty_stops_no_stack(bench: Callable[..., Bench]) -> None:
+    b = bench("file")
+    b.up()
+    (b.config.folder / "stacks" / STACK / "Pulumi.yaml").write_text("")
+    b.engine.drop(STACK)
+    assert b.engine.stacks() == ()

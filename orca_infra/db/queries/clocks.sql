@@ -1,4 +1,4 @@
--- Times that are more than an hour ahead of the database's clock: nothing that counts from them would ever come. (Not
+-- Times that are more than five minutes ahead of the database's clock: what counts from them would come late or never. (Not
 -- `least`, which takes a time that is missing for no limit.)
 
 -- name: mend_machines
@@ -6,20 +6,20 @@
 with seen as (
     update orca.workers set seen_at = case when seen_at > now() then now() else seen_at end,
         first_seen_at = case when first_seen_at > now() then now() else first_seen_at end
-    where greatest(seen_at, first_seen_at) > now() + interval '1 hour' returning name
+    where greatest(seen_at, first_seen_at) > now() + interval '5 minutes' returning name
 ), made as (
     update orca.pool_machines set created_at = case when created_at > now() then now() else created_at end,
         confirmed_at = case when confirmed_at > now() then now() else confirmed_at end
-    where ended_at is null and greatest(created_at, confirmed_at) > now() + interval '1 hour' returning name
+    where ended_at is null and greatest(created_at, confirmed_at) > now() + interval '5 minutes' returning name
 ), tried as (
     update orca.pool_status set tried_at = null, trying_since = null
-    where greatest(tried_at, trying_since) > now() + interval '1 hour' returning pool
+    where greatest(tried_at, trying_since) > now() + interval '5 minutes' returning pool
 ), refused as (
-    delete from orca.pool_offers where greatest(last_at, since) > now() + interval '1 hour' returning pool
+    delete from orca.pool_offers where greatest(last_at, since) > now() + interval '5 minutes' returning pool
 ), ended as (
-    update orca.pool_machines set ended_at = now() where ended_at > now() + interval '1 hour' returning name
+    update orca.pool_machines set ended_at = now() where ended_at > now() + interval '5 minutes' returning name
 ), heard as (
-    update orca.hearing set since = now() where since > now() + interval '1 hour' returning 'hearing' as name
+    update orca.hearing set since = now() where since > now() + interval '5 minutes' returning 'hearing' as name
 )
 select 'worker ' || name as row from seen union all select 'machine ' || name from made
 union all select 'pool ' || pool from tried union all select 'offer of pool ' || pool from refused
@@ -29,12 +29,12 @@ order by 1
 -- name: mend_runs
 with made as (
     update orca.run_clusters set created_at = now()
-    where ended_at is null and created_at > now() + interval '1 hour' returning run, start
+    where ended_at is null and created_at > now() + interval '5 minutes' returning run, start
 ), waiting as (
     update orca.kube_objects set next_try_at = now()
-    where scope = 'runs' and uid is null and next_try_at > now() + interval '1 hour' returning name
+    where scope = 'runs' and uid is null and next_try_at > now() + interval '5 minutes' returning name
 ), ended as (
-    update orca.run_clusters set ended_at = now() where ended_at > now() + interval '1 hour' returning run, start
+    update orca.run_clusters set ended_at = now() where ended_at > now() + interval '5 minutes' returning run, start
 )
 select 'start ' || start || ' of run ' || run as row from made union all select 'object ' || name from waiting
 union all select 'ended start ' || start || ' of run ' || run from ended
@@ -48,18 +48,18 @@ with pods as (
         unready_at = case when unready_at > now() then now() else unready_at end,
         taken_at = case when taken_at > now() then now() else taken_at end,
         ending_at = case when ending_at > now() then now() else ending_at end
-    where ended_at is null and greatest(created_at, ready_at, unready_at, taken_at, ending_at) > now() + interval '1 hour'
+    where ended_at is null and greatest(created_at, ready_at, unready_at, taken_at, ending_at) > now() + interval '5 minutes'
     returning name
 ), given as (
     update orca.runtimes set assigned_at = now()
-    where ended_at is null and assigned_at > now() + interval '1 hour' returning pod
+    where ended_at is null and assigned_at > now() + interval '5 minutes' returning pod
 ), waiting as (
     update orca.kube_objects set next_try_at = now()
-    where scope = 'runtimes' and uid is null and next_try_at > now() + interval '1 hour' returning name
+    where scope = 'runtimes' and uid is null and next_try_at > now() + interval '5 minutes' returning name
 ), ended as (
-    update orca.runtime_pods set ended_at = now() where ended_at > now() + interval '1 hour' returning name
+    update orca.runtime_pods set ended_at = now() where ended_at > now() + interval '5 minutes' returning name
 ), over as (
-    update orca.runtimes set ended_at = now() where ended_at > now() + interval '1 hour' returning pod
+    update orca.runtimes set ended_at = now() where ended_at > now() + interval '5 minutes' returning pod
 )
 select 'Pod ' || name as row from pods union all select 'runtime of Pod ' || pod from given
 union all select 'object ' || name from waiting union all select 'ended Pod ' || name from ended

@@ -52,7 +52,7 @@ left join lateral (
 left join lateral (
     -- What ends only in the future, by a clock that is wrong, would keep a machine for ever.
     select max(r.ended_at) as last_run_ended_at from orca.runs r
-    where r.worker = m.name and r.ended_at <= now() + interval '1 hour'
+    where r.worker = m.name and r.ended_at <= now() + interval '5 minutes'
 ) e on true
 where m.ended_at is null
 order by m.pool, m.number

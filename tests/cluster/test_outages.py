@@ -1,0 +1,193 @@
+"""Whatever goes away under a loop, alone and in pairs: nothing is removed for it, nothing made twice, and everything comes back.
+
+By default a few of them are tried, chosen by a seed. ORCA_TEST_OUTAGES=all tries each, =pairs each with each other, or it
+names some (words of theirs, with commas); ORCA_TEST_SEED is another seed. With ORCA_TEST_OUTAGES=all, ORCA_WRITE_OUTAGES=1
+writes the table of docs/explanation/outages.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orca_infra.stack.engine import PROJECT, Engine
+from orca_infra.testing.cluster import TestCluster
+from orca_infra.testing.outages import OUTAGES, Outage
+from orca_infra.testing.standing import LOST_SECONDS, StandingWorld
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "outages.md"
+SEED = int(os.environ.get("ORCA_TEST_SEED", "20261130"))
+WHICH = os.environ.get("ORCA_TEST_OUTAGES", "")
+NORMAL_SECONDS = 60.0
+ALONE, PAIRED = 3, 2
+ROW = re.compile(r"^\| (?P<name>[^|]+) \| (?P<said>[^|]+) \| (?P<seconds>[\d.]+) s \|$", re.MULTILINE)
+
+measured: dict[str, float] = {}
+
+
+def chosen() -> list[tuple[Outage, ...]]:
+    """What is tried, in an order of the seed's."""
+    chance = random.Random(SEED)
+    alone = [(one,) for one in OUTAGES]
+    pairs = list(itertools.permutations(OUTAGES, 2))
+    if WHICH in {"all", "pairs"}:
+        return chance.sample(alone, len(alone)) if WHICH == "all" else chance.sample(pairs, len(pairs))
+    if WHICH:
+        return [(one,) for one in OUTAGES if any(word.strip() in one.name for word in WHICH.split(","))]
+    return [alone[0], *chance.sample(alone[1:], ALONE), *chance.sample(pairs, PAIRED)]
+
+
+def named(outages: tuple[Outage, ...]) -> str:
+    return " and ".join(one.name for one in outages)
+
+
+@pytest.fixture(scope="module")
+def world(cluster: TestCluster, postgres_server: object) -> Iterator[StandingWorld]:
+    print(f"ORCA_TEST_SEED={SEED}")
+    url = postgres_server.new_database()  # type: ignore[attr-defined]
+    with StandingWorld(cluster, url) as made:
+        yield made
+    postgres_server.drop(url)  # type: ignore[attr-defined]
+
+
+def held(world: StandingWorld, outages: tuple[Outage, ...]) -> tuple[int, int]:
+    """Let them last, with new work coming meanwhile; gives its two runs."""
+    runs = None
+    for outage in outages:
+        if "up" in outage.name:  # it waits for one
+            runs = runs or (world.run_of("work"), world.run_of("short"))
+        outage.begin(world)
+        time.sleep(0.5)
+    runs = runs or (world.run_of("work"), world.run_of("short"))
+    time.sleep(max(outage.seconds for outage in outages))
+    return runs
+
+
+@pytest.mark.parametrize("outages", chosen(), ids=named)
+def test_nothing_is_removed_or_made_twice_and_everything_comes_back(
+    world: StandingWorld, outages: tuple[Outage, ...]
+) -> None:
+    print(f"ORCA_TEST_SEED={SEED}: {named(outages)}")
+    if any("disk" in one.name for one in outages) and not world.has_small_disk:
+        pytest.skip("no tmpfs can be mounted here")
+    before = world.standing()
+    offset = len(world.log.read_text())
+    try:
+        on_machine, on_cluster = held(world, outages)
+        said = world.said(offset)
+    finally:
+        for outage in reversed(outages):
+            outage.end(world)
+    ended, ended_at = time.monotonic(), time.time()
+    world.until(
+        lambda: (
+            world.passed_since(ended_at)
+            and world.state_of(on_cluster)["state"] == "running"
+            and world.state_of(on_machine)["state"] == "succeeded"
+        ),
+        NORMAL_SECONDS,
+        "all is as it was",
+    )
+    if len(outages) == 1:
+        measured[outages[0].name] = time.monotonic() - ended
+        assert outages[0].says in said + world.said(offset)
+    assert world.is_running
+    assert world.standing() == before
+    assert [world.state_of(run)["start"] for run in (on_machine, on_cluster)] == [1, 1]
+    assert world.rows("select from orca.runs where state = 'failed' or start > 1") == []
+    assert world.rows("select from orca.pool_machines where reason = 'Lost'") == []
+    assert "defect" not in world.said(offset)
+    world.end(on_cluster)
+
+
+def test_an_api_server_that_hangs_then_refuses_then_cuts_its_lists_is_no_empty_one(world: StandingWorld) -> None:
+    """E5: without a healthy moment in between; nothing of the cluster is made or swept meanwhile."""
+    before = world.standing()
+    states = world.rows("select * from orca.kube_objects order by name")
+    words = ("does not answer", "401", "403", "cut short")
+    run = world.run_of("short")
+    for outage in [one for word in words for one in OUTAGES if word in one.name and "API" in one.name]:
+        world.server.heal()
+        outage.begin(world)
+        time.sleep(2.5)
+        kept = world.rows("select * from orca.kube_objects order by name")
+        assert [row["uid"] for row in kept if row["uid"]] == [row["uid"] for row in states if row["uid"]]
+    world.server.heal()
+    healed_at = time.time()
+    world.until(
+        lambda: world.passed_since(healed_at) and world.state_of(run)["state"] == "running", NORMAL_SECONDS, "normal"
+    )
+    assert world.standing() == before
+    assert world.state_of(run)["start"] == 1
+    world.end(run)
+
+
+def test_of_ten_objects_nine_are_made_and_a_state_that_is_cut_off_then_holds_up_nothing_else(
+    world: StandingWorld, cluster: TestCluster
+) -> None:
+    """E4: a quota refuses one of ten in one `up`; later that stack's state is cut off."""
+    before = world.standing()
+    namespace = f"/api/v1/namespaces/{world.runs_namespace}"
+    jobs = f"/apis/batch/v1/namespaces/{world.runs_namespace}/jobs"
+    world.until(lambda: len(cluster.api.call("GET", jobs)["items"]) == 1, 30, "earlier runs are swept")
+    quota = {"metadata": {"name": "q"}, "spec": {"hard": {"count/jobs.batch": "10"}}}
+    cluster.api.call("POST", f"{namespace}/resourcequotas", quota)
+    world.until(
+        lambda: cluster.api.call("GET", f"{namespace}/resourcequotas/q")["status"].get("used"), 20, "the quota counts"
+    )
+    runs = world.rows("insert into orca.runs (pipeline) select 'short' from generate_series(1, 10) returning id")
+    made = "select cohort from orca.kube_objects where uid is not null and run = any(%(runs)s)"
+    ids = [row["id"] for row in runs]
+    world.until(lambda: len(world.rows(made, runs=ids)) == 9, 40, "nine drivers")
+    [refused] = world.rows("select refused from orca.kube_objects where uid is null and run = any(%(r)s)", r=ids)
+    assert "exceeded quota: q" in refused["refused"]
+    [stack] = {row["cohort"] for row in world.rows(made, runs=ids)}
+    assert len(Engine(world.surroundings.engine).state(stack).resources) == 9
+    cluster.api.call("DELETE", f"{namespace}/resourcequotas/q")
+    world.until(lambda: len(world.rows(made, runs=ids)) == 10, 40, "the tenth")
+
+    (world.home / "state" / ".pulumi" / "stacks" / PROJECT / f"{stack}.json").write_text('{"version": 3, "check')
+    for run in ids:
+        world.end(run)
+    world.until(lambda: len(cluster.api.call("GET", jobs)["items"]) == 1, 40, "all ten are swept")
+    later = world.run_of("short")
+    world.until(lambda: world.state_of(later)["state"] == "running", 30, "other stacks go on")
+    assert world.standing() == before
+
+
+def test_a_worker_that_falls_silent_after_all_that_is_lost_and_its_run_queued_again(world: StandingWorld) -> None:
+    """Or the loop would be deaf for good."""
+    [run] = world.rows("select id from orca.runs where worker = %(w)s and state = 'running'", w=world.busy)
+    world.stop_worker(signal.SIGSTOP)
+    world.until(
+        lambda: world.rows("select from orca.pool_machines where name = %(n)s and reason = 'Lost'", n=world.busy),
+        4 * LOST_SECONDS,
+        "the machine is lost",
+    )
+    world.until(lambda: world.state_of(run["id"])["start"] == 2, 30, "its run on another machine")
+
+
+def test_the_page_has_a_row_for_each_outage() -> None:
+    """With ORCA_WRITE_OUTAGES, the rows are what was just seen."""
+    text = PAGE.read_text()
+    if os.environ.get("ORCA_WRITE_OUTAGES") and len(measured) == len(OUTAGES):
+        rows = [f"| {one.name} | {words(one)} | {measured[one.name]:.1f} s |" for one in OUTAGES]
+        head, _, rest = text.partition("|---|---|---|\n")
+        PAGE.write_text(head + "|---|---|---|\n" + "\n".join(rows) + "\n\n" + ROW.sub("", rest).lstrip())
+        text = PAGE.read_text()
+    found = {row["name"]: row["said"] for row in ROW.finditer(text)}
+    assert found == {one.name: words(one) for one in OUTAGES}
+
+
+def words(outage: Outage) -> str:
+    return f"`{outage.says}`" if outage.says else "nothing"
