@@ -155,7 +155,7 @@ OUTAGES = (
     ),
     Outage(
         name="the database's connections are ended, three times",
-        says="terminating connection",
+        says="the lead was lost",
         begin=_terminate,
         end=_nothing,
         seconds=0,
