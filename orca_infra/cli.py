@@ -213,18 +213,23 @@ def plan(as_json: Json = False) -> None:
     Example: orca-infra plan --json
     """
     from orca_infra.loop.configuration import LiveConfig
-    from orca_infra.loop.passes import look, make_providers
     from orca_infra.machines.decide import decide
+    from orca_infra.preview.decisions import decide_all
+    from orca_infra.preview.gather import take
     from orca_infra.screen import plan_for_people, plan_for_programs
 
     surroundings = open_for_command()
     config = LiveConfig(surroundings.settings.config_path).config
-    snapshot = look(surroundings, make_providers(surroundings, config), pools=config.pools)
-    decided = decide(snapshot, config.pools, surroundings.settings.limits(config))
+    demand = take(surroundings, config)
+    machines = decide(demand.machines, config.pools, surroundings.settings.limits(config))
+    decisions, _ = decide_all(demand, config, "the demand of now", surroundings.settings.allowed)
+    others = [one for one in decisions.decided if one.scope != "machines"]
     if as_json:
-        print_json(plan_for_programs(decided))
+        print_json({**plan_for_programs(machines), "others": [asdict(one) for one in others]})
     else:
-        plan_for_people(decided, snapshot)
+        plan_for_people(machines, demand.machines)
+        for one in others:
+            print(_plain(f"{one.scope}: {one.sentence}"))
     surroundings.close()
 
 
