@@ -73,6 +73,9 @@ def test_the_base_passes_the_default_policies_and_runs_are_decided_live_and_from
         "start run 1 of reports with 2 workers",
         "start run 2 of reports with 2 workers",
     ]
+    code, text = call(environment, "plan")
+    assert code == 0
+    assert "runs: start run 1 of reports with 2 workers, queued" in text
     code, text = call(environment, "snapshot")
     assert code == 0
     (tmp_path / "demand.json").write_text(text)
