@@ -12,8 +12,10 @@ help: ## What there is
 demo: $(READY) tools ## The main job, live, on the real parts (ARGS=--keep leaves it running)
 	@$(BIN)/orca-infra demo $(ARGS)
 
+# Most of these tests wait for a server or an engine: two at a time take half as long. There is one real node at a time.
 test: check tools ## All tests, on the real parts
-	$(BIN)/pytest -q tests/db tests/contract tests/engine tests/gcp tests/cluster tests/node tests/sim $(ARGS)
+	$(BIN)/pytest -q -n 2 --dist loadfile tests/db tests/contract tests/engine tests/gcp tests/cluster tests/sim $(ARGS)
+	$(BIN)/pytest -q tests/node $(ARGS)
 
 check: $(READY) ## The quick loop: format, lint, layers, types, and the tests without servers
 	$(BIN)/ruff format --check --quiet .
