@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
@@ -132,7 +133,7 @@ def _steps(plan: Plan, snapshot: Snapshot, hands: MachineHands) -> Iterator[Call
     removals: dict[str, list[Remove]] = {}
     for removal in _of(plan, Remove):
         removals.setdefault(removal.pool, []).append(removal)
-    yield from (partial(_remove, of_pool, hands) for of_pool in removals.values())
+    yield from (partial(_remove, of_pool, snapshot.now, hands) for of_pool in removals.values())
     unwanted: dict[str, list[str]] = {}
     for owned in _of(plan, DestroyOwned):
         unwanted.setdefault(owned.pool, []).append(owned.name)
@@ -334,16 +335,32 @@ def _end_failed(pool: Pool, candidate: Candidate, name: str, error: OrcaError, h
     )
 
 
-def _remove(removals: list[Remove], hands: MachineHands) -> int:
-    """Revoke each token in a transaction of its own, delete the pool's machines in one operation, then end the rows."""
-    group: list[Remove] = []
-    for removal in removals:
-        hands.verify()
+class _WorkedMeanwhile(Exception):
+    """A machine that was found idle has done a run since: its idleness begins anew."""
+
+
+def _revoke(removal: Remove, decided_at: datetime, hands: MachineHands) -> bool:
+    """Revoke the token, unless the machine is to go for idleness and runs something, or has since it was looked at."""
+    try:
         with hands.database.transaction() as transaction:
             revoked = transaction.value(
                 SQL["revoke"], {"name": removal.name, "reason": removal.reason, "only_idle": removal.only_idle}
             )
-        if not revoked:
+            if revoked and removal.reason is Reason.IDLE:
+                since = {"name": removal.name, "since": decided_at}
+                if transaction.value(SQL["has_worked_since"], since):
+                    raise _WorkedMeanwhile  # and what was revoked is not
+    except _WorkedMeanwhile:
+        return False
+    return bool(revoked)
+
+
+def _remove(removals: list[Remove], decided_at: datetime, hands: MachineHands) -> int:
+    """Revoke each token in a transaction of its own, delete the pool's machines in one operation, then end the rows."""
+    group: list[Remove] = []
+    for removal in removals:
+        hands.verify()
+        if not _revoke(removal, decided_at, hands):
             event = "removal given up: a run landed on it"
             hands.log.info(event, machine=removal.name, pool=removal.pool, reason=removal.reason, why=removal.why)
             continue

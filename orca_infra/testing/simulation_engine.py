@@ -29,11 +29,12 @@ class Killed(BaseException):
 
 @dataclass(slots=True)
 class FakeStack:
-    """A stack's state; `locked_until` is that of whoever is at work on it, or of a person."""
+    """A stack's state; `locked_until` is that of whoever is at work on it (the process `pid`), or of a person."""
 
     resources: dict[str, OwnedResource] = field(default_factory=dict)
     pending: list[str] = field(default_factory=list)
     locked_until: datetime | None = None
+    pid: int = 0
 
 
 class Surroundings(Protocol):
@@ -224,7 +225,7 @@ class FakeEngine:
         except BaseException:
             self._backend.alive_until[pid] = self._clock.now
             raise
-        state.locked_until = self._backend.alive_until[pid]
+        state.locked_until, state.pid = self._backend.alive_until[pid], pid
         return state
 
     def _check_lock(self, state: FakeStack, stack: str) -> None:
@@ -289,9 +290,8 @@ class FakeEngine:
             raise EngineFailed(f"{kind} {stack}: {first.message}", tuple(failures), tuple(changes))
 
     def _leave(self, state: FakeStack, at: datetime | None = None) -> None:
-        """The newest process ends, now or then, and its lock with it."""
-        newest = _FIRST_PID + len(self._backend.alive_until) - 1
-        self._backend.alive_until[newest] = at or self._clock.now
+        """The process that is at work on this stack ends, now or then, and its lock with it."""
+        self._backend.alive_until[state.pid] = at or self._clock.now
         state.locked_until = at
 
 

@@ -54,7 +54,11 @@ def missing(step: Step, said: str) -> str | None:
 def run_steps(found: list[Step], folder: Path, home: Path) -> None:
     """Run the commands in one shell, and compare what they print with what the page says that they print."""
     script = "set -e\n" + "".join(f"echo '@@@ {number}'\n{step.commands}" for number, step in enumerate(found))
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("ORCA_", "PULUMI_", "XDG_"))}
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("ORCA_", "PULUMI_", "XDG_", "COLUMNS"))
+    }
     environ["PATH"] = f"{Path(sys.executable).parent}:{environ['PATH']}"
     process = subprocess.Popen(
         ["bash", "-c", script],

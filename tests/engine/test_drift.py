@@ -11,9 +11,18 @@ pytestmark = pytest.mark.engine
 
 Passes = Callable[..., Any]
 WaitUntil = Callable[..., None]
+TWO = """
+[pools.p]
+provider = "local"
+image = "registry.example/orca-worker:1"
+max_machines = 2
+idle_seconds = "1h"
+types = [{ type = "small", locations = ["a"] }]
+"""
 
 
 def two_machines(w: Any) -> None:
+    w.configure(TWO)
     w.queue()
     w.pass_until(lambda: w.count("orca.workers") == 1)
     w.queue(2)

@@ -126,6 +126,9 @@ returning m.name, m.pool
 -- name: revoke
 select orca.revoke_machine(%(name)s, %(reason)s, %(only_idle)s)
 
+-- name: has_worked_since
+select exists (select from orca.runs where worker = %(name)s and ended_at > %(since)s)
+
 -- name: end_machine
 update orca.pool_machines
 set ended_at = now(), reason = %(reason)s, revoked_at = coalesce(revoked_at, now())
