@@ -22,6 +22,7 @@ from orca_infra.cli_machines import register as register_machines
 from orca_infra.cli_preview import register as register_preview
 from orca_infra.cli_runs import runs_app
 from orca_infra.errors import NotLeader, OrcaError, UserError
+from orca_infra.printable import printable
 
 if TYPE_CHECKING:
     from orca_infra.settings import Settings
@@ -82,7 +83,7 @@ def _fail(message: str, code: int) -> None:
 
 def _plain(text: str) -> str:
     """Names and messages come from outside: no control characters for the terminal but the end of a line."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+    return printable(text, keep="\n")
 
 
 def _say(message: str) -> None:
@@ -214,7 +215,7 @@ def plan(as_json: Json = False) -> None:
     """
     from orca_infra.loop.configuration import LiveConfig
     from orca_infra.machines.decide import decide
-    from orca_infra.preview.decisions import decide_all
+    from orca_infra.preview.decisions import decide_on_cluster
     from orca_infra.preview.gather import take
     from orca_infra.screen import plan_for_people, plan_for_programs
 
@@ -222,8 +223,7 @@ def plan(as_json: Json = False) -> None:
     config = LiveConfig(surroundings.settings.config_path).config
     demand = take(surroundings, config)
     machines = decide(demand.machines, config.pools, surroundings.settings.limits(config))
-    decisions, _ = decide_all(demand, config, "the demand of now", surroundings.settings.allowed)
-    others = [one for one in decisions.decided if one.scope != "machines"]
+    others = list(decide_on_cluster(demand, surroundings.settings.allowed))
     if as_json:
         print_json({**plan_for_programs(machines), "others": [asdict(one) for one in others]})
     else:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from orca_infra.errors import UserError
+from orca_infra.printable import printable
 
 
 def register(app: typer.Typer, *, steering: str) -> None:
@@ -36,7 +37,7 @@ def drain_all(
         )
 
     def say(text: str) -> None:
-        print("".join(c if c.isprintable() else "?" for c in text), file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
 
     surroundings = open_for_command()
     family = surroundings.settings.stack

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orca_infra.errors import UserError
+from orca_infra.printable import printable
 
 if TYPE_CHECKING:
     from orca_infra.surroundings import Surroundings
@@ -140,7 +141,7 @@ def machines_logs(name: Name) -> None:
         said = saved.read_text(encoding="utf-8", errors="replace")
     if not said:
         raise UserError(f"{name} said nothing that is kept: a machine that ended has its log only if it never came up")
-    print("".join(c if c.isprintable() or c in "\n\t" else "?" for c in said), end="" if said.endswith("\n") else "\n")
+    print(printable(said, keep="\n\t"), end="" if said.endswith("\n") else "\n")
     surroundings.close()
 
 

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from orca_infra.errors import OrcaError
+from orca_infra.printable import printable
 
 if TYPE_CHECKING:
     from orca_infra.preview.gather import Asked
@@ -147,4 +148,4 @@ def _show(found: Preview, form: Form) -> None:
 
 def _say(message: str) -> None:
     """To people; names and messages come from outside: no control characters for the terminal but the end of a line."""
-    print("".join(c if c.isprintable() or c == "\n" else "?" for c in message), file=sys.stderr, flush=True)
+    print(printable(message, keep="\n"), file=sys.stderr, flush=True)

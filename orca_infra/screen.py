@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orca_infra.machines.model import Action, Plan, Snapshot
+from orca_infra.printable import printable
 from orca_infra.quantity import duration_text
 from orca_infra.record.words import of_action
 
@@ -129,7 +130,7 @@ def plan_for_programs(plan: Plan) -> dict[str, Any]:
 
 def describe(action: Action) -> str:
     """One printable line: what is done, and why."""
-    return _printable(of_action(action).sentence)
+    return printable(of_action(action).sentence)
 
 
 def kind_of(row: Mapping[str, Any]) -> str:
@@ -177,11 +178,7 @@ def _machine_table(machines: list[dict[str, Any]], now: datetime) -> Table:
 
 def _text(value: object, style: str = "") -> Text:
     """Names and messages come from outside: no markup, and no control characters for the terminal."""
-    return Text(_printable(str(value)), style=style)
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)
+    return Text(printable(str(value)), style=style)
 
 
 def _seconds(then: datetime, now: datetime) -> str:

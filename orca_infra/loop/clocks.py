@@ -6,7 +6,7 @@ trying or a Pod from its end for ever. What such a time was meant to be nobody k
 
 from __future__ import annotations
 
-from orca_infra.attention import SQL as ATTENTION
+from orca_infra.attention import note_in
 from orca_infra.db.connection import Database, Transaction, load_queries
 from orca_infra.log import Log
 
@@ -22,8 +22,7 @@ def mend_clocks(scope: str, database: Database, log: Log) -> int:
     """
     with database.transaction() as transaction:
         rows = [row["row"] for row in transaction.dicts(_MEND[scope])]
-        message = _of_queued(transaction)
-        transaction.run(ATTENTION["note" if message else "clear"], {"topic": "clocks", "message": message})
+        note_in(transaction, "clocks", _of_queued(transaction))
     if rows:
         log.warning(
             "times far ahead of the database's clock: they count from now on", rows=rows[:_NAMED], count=len(rows)

@@ -14,8 +14,10 @@ from orca_infra.kube.kinds import JOB, POD, SECRET, SERVICE, Ref
 from orca_infra.loop.cluster_passes import runtime_limits
 from orca_infra.runs.decide import decide
 from orca_infra.runs.limits import run_limits
+from orca_infra.runs.model import SeenObject as RunObject
 from orca_infra.runs.observe import observe
 from orca_infra.runtimes.decide import decide as decide_runtimes
+from orca_infra.runtimes.model import SeenObject as RuntimeObject
 from orca_infra.runtimes.observe import observe as observe_runtimes
 from orca_infra.surroundings import Surroundings
 
@@ -47,22 +49,19 @@ class ClusterStrays:
             self._surroundings.database,
             self._surroundings.stack_id,
         )
-        found: list[ClusterStray] = []
+        found: list[RunObject | RuntimeObject] = []
         if settings.runner is not None:
             limits = replace(run_limits(settings), stray_max=sys.maxsize)
             seen = observe(database, self._kube, limits, stack_id=stack_id, namespace=settings.runs_namespace)
-            found += [
-                ClusterStray(kind=s.kind, namespace=s.namespace, name=s.name, uid=s.uid, created_at=s.created_at)
-                for s in decide(seen, limits).strays
-            ]
+            found += decide(seen, limits).strays
         if settings.runtimes_namespace is not None:
             bounds = replace(runtime_limits(settings), stray_max=sys.maxsize)
             pods = observe_runtimes(database, self._kube, stack_id=stack_id, namespace=settings.runtimes_namespace)
-            found += [
-                ClusterStray(kind=s.kind, namespace=s.namespace, name=s.name, uid=s.uid, created_at=s.created_at)
-                for s in decide_runtimes(pods, bounds).strays
-            ]
-        return found
+            found += decide_runtimes(pods, bounds).strays
+        return [
+            ClusterStray(kind=s.kind, namespace=s.namespace, name=s.name, uid=s.uid, created_at=s.created_at)
+            for s in found
+        ]
 
     def delete(self, stray: ClusterStray) -> None:
         """This very one. Raises what the API server's answer means."""

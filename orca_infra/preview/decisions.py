@@ -30,13 +30,7 @@ def decide_all(demand: Demand, config: Config, source: str, allowed: Allowed | N
         demand.limits, max_machines_total=config.max_machines_total, allowed=allowed or demand.limits.allowed
     )
     plan = machines_decide.decide(demand.machines, config.pools, limits)
-    decided = list(_of_machines(plan))
-    if demand.runs is not None and demand.run_limits is not None:
-        run_limits = replace(demand.run_limits, allowed=limits.allowed)
-        decided += _of_runs(runs_decide.decide(demand.runs, run_limits), demand.runs)
-    if demand.runtimes is not None and demand.runtime_limits is not None:
-        runtime_limits = replace(demand.runtime_limits, allowed=limits.allowed)
-        decided += _of_runtimes(runtimes_decide.decide(demand.runtimes, runtime_limits))
+    decided = [*_of_machines(plan), *decide_on_cluster(demand, limits.allowed)]
     machines = demand.machines.machines
     decisions = Decisions(
         source=source,
@@ -51,6 +45,16 @@ def decide_all(demand: Demand, config: Config, source: str, allowed: Allowed | N
         most=price_at_most(config.pools, limits, config.max_machines_total),
     )
     return decisions, cost
+
+
+def decide_on_cluster(demand: Demand, allowed: Allowed) -> Iterator[Decided]:
+    """What is decided of run clusters and runtimes."""
+    if demand.runs is not None and demand.run_limits is not None:
+        run_limits = replace(demand.run_limits, allowed=allowed)
+        yield from _of_runs(runs_decide.decide(demand.runs, run_limits), demand.runs)
+    if demand.runtimes is not None and demand.runtime_limits is not None:
+        runtime_limits = replace(demand.runtime_limits, allowed=allowed)
+        yield from _of_runtimes(runtimes_decide.decide(demand.runtimes, runtime_limits))
 
 
 def cost_at_most(config: Config, limits: Limits) -> Cost:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 
+from orca_infra.printable import printable
+
 _MARKUP = frozenset("&<>\"'`|*_[]~#!\\$")
 _ADDRESS = re.compile(r"(?i)(\w)://|\bwww\.")
 _LONGEST_CELL = 300
@@ -30,11 +32,6 @@ def fence_for(lines: list[str]) -> str:
     """A fence that none of the lines closes."""
     longest = max((len(run) for line in lines for run in _FENCE.findall(line)), default=2)
     return "`" * (longest + 1)
-
-
-def printable(text: str) -> str:
-    """Without what a terminal or a browser would act on: control characters, and those that turn the text round."""
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _one_line(text: str, longest: int) -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from orca_infra.preview.escape import code, fence_for, printable, prose
+from orca_infra.preview.escape import code, fence_for, prose
 from orca_infra.preview.model import Change, Preview
 from orca_infra.preview.words import counts
+from orca_infra.printable import printable
 
 LIMIT = 65_536
 _SIGNS = {

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from orca_infra.preview.escape import printable
 from orca_infra.preview.model import Preview
 from orca_infra.preview.words import counts
+from orca_infra.printable import printable
 
 _SIGNS = {"create": "+", "update": "~", "replace": "±", "delete": "-", "import": "="}
 

@@ -46,9 +46,10 @@ def run_settings(settings: Settings, environ: Mapping[str, str]) -> RunSettings:
 
 def _is_text(value: str) -> bool:
     try:
-        return bool(value.encode() or True)
+        value.encode()
     except UnicodeEncodeError:
         return False
+    return True
 
 
 def _sizes(settings: Settings) -> Sizes:

@@ -6,6 +6,7 @@ import re
 
 from orca_infra.errors import Conflict
 from orca_infra.stack.backend import open_backend
+from orca_infra.stack.engine import PROJECT
 
 #: Operations of a stack that stay in its history.
 KEPT = 20
@@ -20,7 +21,7 @@ def prune_history(backend_url: str, stack: str, kept: int = KEPT) -> int:
     try:
         with open_backend(backend_url) as backend:
             entries: dict[int, list[str]] = {}
-            for key in backend.keys(f".pulumi/history/orca-infra/{stack}/"):
+            for key in backend.keys(f".pulumi/history/{PROJECT}/{stack}/"):
                 if found := _ENTRY.fullmatch(key):
                     entries.setdefault(int(found["number"]), []).append(key)
             old = [key for number in sorted(entries)[: max(0, len(entries) - kept)] for key in entries[number]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ from orca_infra.errors import StackLock
 from orca_infra.process import ProcessId, boot_id, is_alive
 from orca_infra.stack.backend import Backend, open_backend
 from orca_infra.stack.command import INTERRUPT_GRACE_SECONDS
+from orca_infra.stack.engine import PROJECT
 
-_PROJECT_LOCKS = ".pulumi/locks/organization/orca-infra"
 #: What two hosts' clocks may differ by, and what a deadline may be kept late by.
 _MARGIN_SECONDS = 60.0
 
@@ -56,14 +56,8 @@ def break_lock(backend_url: str, lock: StackLock) -> None:
 def free_dead_locks(backend: Backend, stack: str, operations: list[dict[str, Any]]) -> bool:
     """Delete the stack's locks whose holders are proven to be gone; gives whether none is left."""
     is_free = True
-    for key in backend.keys(f"{_PROJECT_LOCKS}/{stack}/"):
-        try:
-            holder = json.loads(backend.read(key) or b"{}")
-            lock = StackLock(key=key, host=str(holder["hostname"]), pid=int(holder["pid"]), taken_at=None)
-        except (ValueError, KeyError, TypeError):
-            is_free = False
-            continue
-        if holder_is_dead(lock, operations):
+    for key, lock in _locks(backend, stack):
+        if lock is not None and holder_is_dead(lock, operations):
             backend.delete(key)
         else:
             is_free = False
@@ -78,9 +72,16 @@ def free_own_locks(backend_url: str, stack: str, process: ProcessId) -> None:
     if is_alive(process):
         return
     with open_backend(backend_url) as backend:
-        for key in backend.keys(f"{_PROJECT_LOCKS}/{stack}/"):
-            content = backend.read(key)
-            with suppress(ValueError):
-                holder = json.loads(content or b"{}")
-                if (holder.get("pid"), holder.get("hostname")) == (process.pid, socket.gethostname()):
-                    backend.delete(key)
+        for key, lock in _locks(backend, stack):
+            if lock is not None and (lock.pid, lock.host) == (process.pid, socket.gethostname()):
+                backend.delete(key)
+
+
+def _locks(backend: Backend, stack: str) -> Iterator[tuple[str, StackLock | None]]:
+    """The stack's locks by their keys; None for one that does not say whose it is."""
+    for key in backend.keys(f".pulumi/locks/organization/{PROJECT}/{stack}/"):
+        try:
+            holder = json.loads(backend.read(key) or b"{}")
+            yield key, StackLock(key=key, host=str(holder["hostname"]), pid=int(holder["pid"]), taken_at=None)
+        except (ValueError, KeyError, TypeError):
+            yield key, None
