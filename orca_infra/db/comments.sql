@@ -217,7 +217,7 @@ comment on function orca.worker_hello is 'For workers: say that it lives. A wron
 comment on function orca.worker_take is 'For workers: take the next run that may start; no row when there is none. A wrong or revoked token raises 28000.';
 comment on function orca.worker_end is 'For workers: end a run; false when it is no longer the worker''s. A wrong or revoked token raises 28000.';
 comment on function orca.machine_of is 'For the functions above: the machine whose token this is; raises 28000 when it is wrong or revoked.';
-comment on function orca.revoke_machine is 'For the loop: revoke the token and queue the machine''s runs again (or fail them, past max_starts), in one transaction.';
+comment on function orca.revoke_machine is 'For the loop: revoke the token and queue the machine''s runs again (or fail them, past max_starts), in one transaction; not while something runs, or when a run ended there since a time, where that is asked.';
 comment on function orca.move_run is 'For all of these: write a transition, by compare-and-set on state, start and worker.';
 comment on function orca.runtime_seconds is 'How long a runtime has been charged for so far.';
 comment on function orca.runtime_of_key is 'For launches: the runtime that a user''s idempotency key stands for; no row when there is none.';

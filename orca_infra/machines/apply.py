@@ -335,32 +335,22 @@ def _end_failed(pool: Pool, candidate: Candidate, name: str, error: OrcaError, h
     )
 
 
-class _WorkedMeanwhile(Exception):
-    """A machine that was found idle has done a run since: its idleness begins anew."""
-
-
-def _revoke(removal: Remove, decided_at: datetime, hands: MachineHands) -> bool:
-    """Revoke the token, unless the machine is to go for idleness and runs something, or has since it was looked at."""
-    try:
-        with hands.database.transaction() as transaction:
-            revoked = transaction.value(
-                SQL["revoke"], {"name": removal.name, "reason": removal.reason, "only_idle": removal.only_idle}
-            )
-            if revoked and removal.reason is Reason.IDLE:
-                since = {"name": removal.name, "since": decided_at}
-                if transaction.value(SQL["has_worked_since"], since):
-                    raise _WorkedMeanwhile  # and what was revoked is not
-    except _WorkedMeanwhile:
-        return False
-    return bool(revoked)
-
-
 def _remove(removals: list[Remove], decided_at: datetime, hands: MachineHands) -> int:
     """Revoke each token in a transaction of its own, delete the pool's machines in one operation, then end the rows."""
     group: list[Remove] = []
     for removal in removals:
         hands.verify()
-        if not _revoke(removal, decided_at, hands):
+        with hands.database.transaction() as transaction:
+            revoked = transaction.value(
+                SQL["revoke_unless_worked"],
+                {
+                    "name": removal.name,
+                    "reason": removal.reason,
+                    "only_idle": removal.only_idle,
+                    "since": decided_at if removal.reason is Reason.IDLE else None,
+                },
+            )
+        if not revoked:
             event = "removal given up: a run landed on it"
             hands.log.info(event, machine=removal.name, pool=removal.pool, reason=removal.reason, why=removal.why)
             continue

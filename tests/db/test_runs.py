@@ -539,6 +539,19 @@ def test_revoking_again_keeps_the_first_reason_and_time(orca: Orca) -> None:
     assert not orca.revoke("orca-p-9")
 
 
+def test_a_machine_that_worked_since_it_was_looked_at_keeps_its_token(orca: Orca) -> None:
+    token = orca.machine()
+    orca.pipeline()
+    revoke = "select orca.revoke_machine('orca-p-1', 'Idle', true, %(since)s)"
+    looked_at = orca.value("select now()")
+    run = orca.run()
+    orca.take("orca-p-1", token)
+    assert orca.end("orca-p-1", token, run, 1)
+    assert not orca.value(revoke, since=looked_at)
+    assert orca.take("orca-p-1", token) is None, "its token is good still, and nothing waits"
+    assert orca.value(revoke, since=orca.value("select now()"))
+
+
 def test_with_only_idle_a_machine_that_works_keeps_its_token(orca: Orca) -> None:
     token = orca.machine()
     orca.pipeline()

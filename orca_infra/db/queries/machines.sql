@@ -126,8 +126,8 @@ returning m.name, m.pool
 -- name: revoke
 select orca.revoke_machine(%(name)s, %(reason)s, %(only_idle)s)
 
--- name: has_worked_since
-select exists (select from orca.runs where worker = %(name)s and ended_at > %(since)s)
+-- name: revoke_unless_worked
+select orca.revoke_machine(%(name)s, %(reason)s, %(only_idle)s, %(since)s)
 
 -- name: end_machine
 update orca.pool_machines
