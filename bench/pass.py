@@ -20,6 +20,7 @@ from orca_infra.config import parse_config
 from orca_infra.log import make_log
 from orca_infra.loop.leader import Leader
 from orca_infra.loop.passes import MachinePasses, configure_providers, look
+from orca_infra.machines.decide import machine_labels
 from orca_infra.machines.observe import SQL
 from orca_infra.machines.program import machine_program
 from orca_infra.machines.providers.local_cloud import LocalCloud
@@ -114,7 +115,7 @@ def plant(here: Surroundings, number: int) -> subprocess.Popen[bytes]:
         "uid": uid,
         "location": "west",
         "type": "small",
-        "labels": {"orca-stack": here.stack_id},
+        "labels": machine_labels(here.stack_id, "default"),
         "created_at": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
         "argv": ["sleep", "3600"],
         "state": "",
@@ -183,7 +184,7 @@ def declaration_of(here: Surroundings, name: str) -> dict[str, object]:
         "name": name,
         "location": "west",
         "type": "small",
-        "labels": {"orca-stack": here.stack_id},
+        "labels": machine_labels(here.stack_id, "default"),
         "argv": ["sleep", "600"],
         "environment": {"ORCA_TOKEN": "x"},
     }
