@@ -84,8 +84,7 @@ def test_a_new_version_takes_over_a_running_family_and_makes_no_diff_to_anything
 ) -> None:
     """What is new renders machines otherwise, has other settings and another orca.toml."""
     old = passes()
-    old.queue(2)
-    old.run_pass()
+    old.queue()
     old.pass_until(lambda: old.count("orca.workers") >= 1)
     before = old.rows("select name, uid, rendered, token_hash from orca.pool_machines order by name")
     operations = old.operations()
