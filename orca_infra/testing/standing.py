@@ -12,7 +12,6 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -37,6 +36,7 @@ from orca_infra.settings import read_settings
 from orca_infra.surroundings import Surroundings, open_surroundings
 from orca_infra.testing.cluster import TestCluster
 from orca_infra.testing.cluster_faults import FaultyServer
+from orca_infra.testing.ports import free_port
 from orca_infra.testing.postgres_proxy import PostgresProxy, with_parameters
 
 LOST_SECONDS = 8.0
@@ -109,7 +109,7 @@ class StandingWorld:
         self.cloud = LocalCloud(self.folder / "cloud")
         mark = secrets.token_hex(4)
         self.runs_namespace, self.runtimes_namespace = f"runs-{mark}", f"runtimes-{mark}"
-        self._port = _free_port()
+        self._port = free_port()
         self.busy = ""
 
     def __enter__(self) -> Self:
@@ -339,8 +339,3 @@ class StandingWorld:
 def _run_clock(database: Database) -> None:
     with database.transaction() as transaction:
         transaction.script(_CLOCK)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])

@@ -44,7 +44,7 @@ def call(environment: dict[str, str], *arguments: str) -> tuple[int, str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=800,
         check=False,
     )
     assert done.stdout, done.stderr

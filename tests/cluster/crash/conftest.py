@@ -69,7 +69,7 @@ class World:
         return Loop(self.surroundings, make_log(form="json"))
 
     def pass_with(self, loop: Loop) -> PassResult:
-        """One pass, once the engines of earlier loops have ended and nothing on the cluster is going away."""
+        """One pass, once the engines of earlier loops have ended, and nothing on the cluster is coming or going away."""
         self.wait_until(self.is_quiet, 60, "engines and deletions to end")
         self.wait_until(lambda: not holder(self.surroundings.url), 10, "Postgres to notice the loop's end")
         return loop.run_once()
@@ -82,7 +82,7 @@ class World:
         environment = {**os.environ, **self.environment, "STANDING": str(standing)}
         command = [sys.executable, str(PROGRAM), scope, step]
         process = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=120, check=False, start_new_session=True
+            command, env=environment, capture_output=True, text=True, timeout=500, check=False, start_new_session=True
         )
         assert process.returncode == -signal.SIGKILL, f"it never came to that step:\n{process.stderr}"
 
@@ -98,7 +98,7 @@ class World:
         items = [
             item for kind in (JOB, POD) for namespace in (self.runs, self.pods) for item in self.seen(kind, namespace)
         ]
-        return not any("deletionTimestamp" in item["metadata"] for item in items)
+        return not any(is_changing(item) for item in items)
 
     def seen(self, kind: Any, namespace: str, **labels: str) -> list[Object]:
         return list(self.kube.list(kind, namespace=namespace, labels=labels).items)
@@ -147,6 +147,16 @@ class World:
 
     def operations(self) -> int:
         return int(self.rows("select count(*) as n from orca.engine_operations")[0]["n"])
+
+
+def is_changing(item: Object) -> bool:
+    """Whether it is going away, or a Pod that does not run yet, or a Job that has no Pod yet."""
+    status = item.get("status") or {}
+    if "deletionTimestamp" in item["metadata"]:
+        return True
+    if "containers" in item["spec"]:
+        return bool(status.get("phase") == "Pending")
+    return not any(status.get(count) for count in ("ready", "succeeded", "failed"))
 
 
 @pytest.fixture(scope="module")

@@ -237,7 +237,7 @@ def room_in(namespace: str, cluster: TestCluster, kube: Kube, url: str, folder: 
         database,
         backend_url=backend_url,
         verify=lambda: None,
-        deadline_seconds=60,
+        deadline_seconds=300,
     )
     cohorts = Cohorts("runtimes", "test", STACK_ID, database=database, engine=recorded, log=log)
     hands = RuntimeHands(database=database, kube=kube, cohorts=cohorts, stack_id=STACK_ID, verify=lambda: None, log=log)
