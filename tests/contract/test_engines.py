@@ -254,7 +254,7 @@ def test_a_destroy_in_a_stack_that_does_not_exist_does_nothing(bench: Any) -> No
 
 
 def test_an_up_that_is_cut_short_is_unsettled_until_the_state_was_read(bench: Any) -> None:
-    bench.slow("create", 600)
+    bench.slow("create", 4)
     with pytest.raises(OutcomeUnknown):
         bench.up("orca-p-1", deadline_seconds=2.5)
     assert bench.outcomes() == [("up", "OutcomeUnknown")]
