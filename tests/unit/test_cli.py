@@ -16,6 +16,8 @@ import pytest
 import typer.main
 
 from orca_infra import __version__, cli
+from orca_infra.cli import program
+from orca_infra.cli.command import print_json
 from orca_infra.errors import NoCapacity, SetupError, Transient
 from orca_infra.quantity import duration_text
 from orca_infra.screen import rows_for_people
@@ -274,7 +276,7 @@ def test_exit_codes_tell_what_the_user_has_to_mend_from_what_did_not_work_out(
     def fail() -> None:
         raise error
 
-    monkeypatch.setattr(cli, "open_for_command", fail)
+    monkeypatch.setattr(program, "open_for_command", fail)
     said = run("status")
     assert (said.code, said.sentence) == (code, "mend it")
 
@@ -283,7 +285,7 @@ def test_ctrl_c_is_130_without_a_word(run: Run, monkeypatch: pytest.MonkeyPatch)
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "open_for_command", interrupt)
+    monkeypatch.setattr(program, "open_for_command", interrupt)
     said = run("status")
     assert said.code == 130
     assert "Traceback" not in said.err
@@ -293,7 +295,7 @@ def test_what_an_error_quotes_does_not_act_on_the_terminal(run: Run, monkeypatch
     def fail() -> None:
         raise Transient("the cloud said \x1b[2J\x07\r\udc80 [red]no[/]")
 
-    monkeypatch.setattr(cli, "open_for_command", fail)
+    monkeypatch.setattr(program, "open_for_command", fail)
     assert run("status").sentence == "the cloud said ?[2J??? [red]no[/]"
 
 
@@ -417,7 +419,7 @@ def test_check_refuses_what_the_policies_do_not_allow(run: Run, tmp_path: Path) 
 
 
 def test_times_for_programs_are_iso_8601(capsys: pytest.CaptureFixture[str]) -> None:
-    cli.print_json({"at": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)})
+    print_json({"at": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)})
     assert json.loads(capsys.readouterr().out) == {"at": "2026-01-02T03:04:05+00:00"}
 
 

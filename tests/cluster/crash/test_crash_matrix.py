@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orca_infra.cli_cluster import launch_hands
+from orca_infra.cli.runtimes import launch_hands
 from orca_infra.kube.kinds import JOB, POD, SECRET, SERVICE, Object, Ref
 from orca_infra.kube.labels import ROLE_LABEL, RUN_LABEL
 from orca_infra.loop.run import Loop

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from orca_infra.cli.command import open_for_command
 from orca_infra.errors import UserError
 from orca_infra.printable import printable
 
@@ -28,7 +29,6 @@ def drain_all(
 
     Example: orca-infra drain --all, then pulumi destroy -s prod
     """
-    from orca_infra.cli import open_for_command
     from orca_infra.loop.drain import drain, left_of
 
     if not everything:
