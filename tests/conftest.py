@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import secrets
 import shutil
 import signal
 import tempfile
@@ -165,6 +166,15 @@ def database_url(postgres_server: PostgresServer) -> Iterator[str]:
     url = postgres_server.new_database(_TEMPLATE)
     yield url
     postgres_server.drop(url)
+
+
+@pytest.fixture
+def namespace(cluster: Any) -> Iterator[str]:
+    """A namespace of the test's own on its folder's cluster; its deletion is not waited for."""
+    name = f"test-{secrets.token_hex(4)}"
+    cluster.api.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    yield name
+    cluster.api.call("DELETE", f"/api/v1/namespaces/{name}")
 
 
 # The product on that database: everything in a folder of the test's own, nothing of which may outlive the test.

@@ -37,7 +37,7 @@ from orca_infra.loop.scopes import Scopes
 from orca_infra.runs.model import RunSpec, Sizes
 from orca_infra.runs.render import RunSettings, render
 from orca_infra.runtimes.callers import ReviewedTokens
-from orca_infra.runtimes.crds import runtime_environment_crd, runtime_pool_crd
+from orca_infra.runtimes.crds import runtime_pool_crd
 from orca_infra.runtimes.launch import LaunchHands, LaunchRequest, launch
 from orca_infra.runtimes.living import end_runtime
 from orca_infra.settings import read_settings
@@ -48,6 +48,7 @@ from orca_infra.stack.engine import Engine, EngineConfig
 from orca_infra.surroundings import open_surroundings
 from orca_infra.testing.cluster import TestCluster
 from orca_infra.testing.cluster_files import kubeconfig
+from orca_infra.testing.definitions import define_runtimes
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
@@ -198,8 +199,7 @@ def accounts(
     )
     with Kube.connect(kubeconfig=cluster.kubeconfig) as admin:
         one = Accounts(cluster, base, admin, folder, wait_until)
-        for crd in (runtime_pool_crd(), runtime_environment_crd()):
-            admin.apply(crd, manager="test", force=True)
+        define_runtimes(admin)
         for name in base.namespaces:
             admin.create({"apiVersion": "v1", "kind": "Namespace", "metadata": base.metadata(name)})
         for item in rights_objects(base):

@@ -14,7 +14,7 @@ import pytest
 
 from orca_infra.db.connection import Database
 from orca_infra.kube.client import Kube
-from orca_infra.kube.kinds import CRD, JOB, NAMESPACE, POD, Object, Ref
+from orca_infra.kube.kinds import JOB, NAMESPACE, POD, Object, Ref
 from orca_infra.kube.labels import ROLE_LABEL, STACK_LABEL
 from orca_infra.log import make_log
 from orca_infra.loop.leader import holder
@@ -22,10 +22,10 @@ from orca_infra.loop.passes import PassResult
 from orca_infra.loop.run import Loop
 from orca_infra.machines.providers.local_cloud import LocalCloud
 from orca_infra.process import ProcessId, boot_id, is_alive
-from orca_infra.runtimes.crds import runtime_environment_crd, runtime_pool_crd
 from orca_infra.settings import read_settings
 from orca_infra.surroundings import Surroundings, open_surroundings
 from orca_infra.testing.cluster import TestCluster
+from orca_infra.testing.definitions import define_runtimes
 
 PROGRAM = Path(__file__).parent / "die_at.py"
 TOML = """
@@ -160,17 +160,9 @@ def is_changing(item: Object) -> bool:
 
 
 @pytest.fixture(scope="module")
-def kube(cluster: TestCluster, wait_until: Callable[..., None]) -> Iterator[Kube]:
+def kube(cluster: TestCluster) -> Iterator[Kube]:
     with Kube.connect(kubeconfig=cluster.kubeconfig) as kube:
-        for crd in (runtime_pool_crd(), runtime_environment_crd()):
-            kube.apply(crd, manager="test", force=True)
-            ref = Ref(kind=CRD, name=crd["metadata"]["name"])
-
-            def established(ref: Ref = ref) -> bool:
-                conditions = ((kube.get(ref) or {}).get("status") or {}).get("conditions") or []
-                return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
-
-            wait_until(established, 20)
+        define_runtimes(kube)
         yield kube
 
 
