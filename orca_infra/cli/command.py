@@ -42,8 +42,8 @@ def read_environment() -> Settings:
     return read_settings(os.environ)
 
 
-def open_for_command(say: Callable[[str], None] = say, *, secrets: bool = True) -> Surroundings:
-    """`secrets`: with passphrase and token key; what runs no engine and makes no machine should not have them."""
+def open_for_command(say: Callable[[str], None] = say, *, secrets: bool = False) -> Surroundings:
+    """What a command works on; `secrets`: with passphrase and token key, for one that runs the engine or makes machines."""
     from orca_infra.surroundings import open_surroundings
 
     return open_surroundings(read_environment(), say=say, with_passphrase=secrets, with_token_key=secrets)

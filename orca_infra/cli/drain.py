@@ -39,7 +39,7 @@ def drain_all(
     def say(text: str) -> None:
         print(printable(text), file=sys.stderr, flush=True)
 
-    surroundings = open_for_command()
+    surroundings = open_for_command(secrets=True)
     family = surroundings.settings.stack
     left = left_of(surroundings.database)
     if not yes and not typer.confirm(

@@ -136,7 +136,7 @@ def env() -> None:
     """
     from orca_infra.stack.engine import Engine, engine_environment
 
-    surroundings = open_for_command()
+    surroundings = open_for_command(secrets=True)
     settings = surroundings.settings
     # The base's stack is made here, where the passphrase is known to be the right one, so that `pulumi up -s dev` finds it.
     engine = Engine(surroundings.engine)
@@ -204,7 +204,7 @@ def run(
     from orca_infra.log import make_log
     from orca_infra.loop.run import Loop
 
-    surroundings = open_for_command()
+    surroundings = open_for_command(secrets=True)
     log = make_log(form=surroundings.settings.log_form)
     loop = Loop(surroundings, log)
     try:

@@ -195,7 +195,7 @@ def runtimes_serve(
     from orca_infra.runtimes.callers import Callers, FileTokens, ReviewedTokens
     from orca_infra.runtimes.serve import serve
 
-    surroundings = open_for_command(secrets=False)
+    surroundings = open_for_command()
     hands = launch_hands(surroundings)
     settings = surroundings.settings
     callers: Callers
