@@ -91,7 +91,7 @@ def _config(settings: Settings) -> Finding:
         return Finding(
             what="configuration",
             found=str(error).splitlines()[0],
-            remedy="`orca-infra check` shows all of it; ORCA_CONFIG names another file",
+            remedy="`orca-infra check` shows all that is wrong with it",
             needed=False,
         )
     return Finding(what="configuration", found=f"{settings.config_path}, pools: {len(config.pools)}")

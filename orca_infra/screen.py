@@ -32,7 +32,10 @@ def console() -> Console:
 def status_tables(status: Mapping[str, Any]) -> RenderableType:
     """Pools and machines as two tables, and a line of runs."""
     now = status["now"]
-    parts: list[RenderableType] = [_pool_table(status["pools"], status["machines"], now)]
+    no_pools = _text("pools: none that a pass has seen; `orca-infra run` makes passes over those of orca.toml")
+    parts: list[RenderableType] = [
+        _pool_table(status["pools"], status["machines"], now) if status["pools"] else no_pools
+    ]
     if status["machines"]:
         parts.append(_machine_table(status["machines"], now))
     runs = ", ".join(f"{count} {state}" for state, count in status["runs"].items())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import secrets
 import shutil
 import signal
 import tempfile
@@ -34,6 +35,8 @@ from orca_infra.stack.tools import require_tool
 from orca_infra.surroundings import Surroundings, open_surroundings
 
 _POLL_SECONDS = 0.02
+_SLOWNESS = 10
+_PATIENCE_SECONDS = 240
 _TEMPLATE = "orca_migrated"
 # Nothing of these tests has to survive a loss of power.
 _QUICK = ("fsync = off", "synchronous_commit = off", "full_page_writes = off")
@@ -49,11 +52,15 @@ def pytest_configure() -> None:
 
 
 def wait_until(predicate: Callable[[], object], seconds: float = 10.0, what: str = "") -> None:
-    """Returns as soon as the predicate holds; fails the test when it does not within the time."""
-    deadline = time.monotonic() + seconds
+    """Returns as soon as the predicate holds; fails the test when it does not within the time.
+
+    `seconds` is what it takes at most on a machine that does nothing else; one that is busy may take many times as long.
+    """
+    patience_seconds = max(seconds, min(_SLOWNESS * seconds, _PATIENCE_SECONDS))
+    deadline = time.monotonic() + patience_seconds
     while not predicate():
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds:g} s: {what or predicate}")
+            raise AssertionError(f"not within {patience_seconds:g} s: {what or predicate}")
         time.sleep(_POLL_SECONDS)
 
 
@@ -107,8 +114,10 @@ class Background:
         except BaseException as error:  # noqa: BLE001  (it is the caller's to look at)
             self.error = error
 
-    def join(self, seconds: float = 30) -> None:
-        self._thread.join(seconds)
+    def join(self) -> None:
+        """Wait for its end."""
+        self._thread.join(_PATIENCE_SECONDS)
+        assert self.ended, f"not within {_PATIENCE_SECONDS} s: {self._call}"
 
     @property
     def ended(self) -> bool:
@@ -159,6 +168,15 @@ def database_url(postgres_server: PostgresServer) -> Iterator[str]:
     postgres_server.drop(url)
 
 
+@pytest.fixture
+def namespace(cluster: Any) -> Iterator[str]:
+    """A namespace of the test's own on its folder's cluster; its deletion is not waited for."""
+    name = f"test-{secrets.token_hex(4)}"
+    cluster.api.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    yield name
+    cluster.api.call("DELETE", f"/api/v1/namespaces/{name}")
+
+
 # The product on that database: everything in a folder of the test's own, nothing of which may outlive the test.
 
 TOML = """
@@ -179,7 +197,7 @@ _ENVIRONMENT = {
     "ORCA_POOL_SCALE_SECONDS": "0.3",
     "ORCA_HEARTBEAT_SECONDS": "0.5",
     "ORCA_STRAY_GRACE_SECONDS": "0.01",
-    "ORCA_ENGINE_SECONDS": "60",
+    "ORCA_ENGINE_SECONDS": "180",
 }
 
 
@@ -290,9 +308,16 @@ class World:
 
         wait_until(after_a_pass, seconds, "passes did not come to it")
 
-    def run_pass_until_slow(self, verb: str = "create", seconds: float = 60) -> tuple[Background, ProcessId]:
-        """Begin a pass whose next `verb` answers late; it is at it when this returns. Gives the engine's process, too."""
-        self.cloud.arm(verb, "", seconds=seconds)
+    def hold(self, verb: str) -> None:
+        """Have the cloud's next answer to this verb come at `cloud.hurry()` and not before."""
+        self.cloud.arm(verb, "", seconds=3600)
+
+    def run_pass_until_slow(self, verb: str = "create") -> tuple[Background, ProcessId]:
+        """Begin a pass whose next `verb` has no answer until `cloud.hurry()`; it is at it when this returns.
+
+        Gives the engine's process, too.
+        """
+        self.hold(verb)
         background = Background(self.run_pass)
         return background, self.engine_at_fault()
 
@@ -319,7 +344,7 @@ class World:
         self.queue()
         self.run_pass()
         self.execute("update orca.runs set state = 'canceled' where state in ('queued', 'running')")
-        [name] = [name for name, reason in self.reasons().items() if reason is None]
+        [name] = self.living()
         wait_until(
             lambda: self.rows("select from orca.workers where name = %(name)s", name=name), 15, "the worker's hello"
         )
@@ -347,6 +372,10 @@ class World:
         """Every machine that ever had a row, with the reason of its end."""
         rows = self.rows("select name, reason from orca.pool_machines order by pool, number")
         return {row["name"]: row["reason"] for row in rows}
+
+    def living(self) -> list[str]:
+        """The machines whose row has no end."""
+        return [name for name, reason in self.reasons().items() if reason is None]
 
     def listed(self) -> list[str]:
         """The machines that exist."""

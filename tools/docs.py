@@ -163,7 +163,7 @@ def _metric(one: Definition) -> str:
 def cli_page() -> str:
     """Every command with its arguments and options, as its --help has them."""
     root: Any = typer.main.get_command(app)
-    lines = ["# Commands", "", MADE.format(source="orca_infra/cli.py"), "", root.help, "", *_parameters(root)]
+    lines = ["# Commands", "", MADE.format(source="orca_infra/cli/"), "", root.help, "", *_parameters(root)]
     for name, command in commands(root, "orca-infra"):
         usage = " ".join([name, *_usage(command)])
         about = [line for paragraph in command.help.split("\n\n") for line in ("", _example(paragraph))]

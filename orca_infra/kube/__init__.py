@@ -1,1 +1,1 @@
-"""The Kubernetes API as orca-infra needs it: `client.Kube`, and `cache.Watched` over it. The only importer of lightkube."""
+"""The Kubernetes API as orca-infra needs it: `client.Kube`. The only importer of lightkube."""

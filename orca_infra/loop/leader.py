@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 
 from orca_infra.db.connection import Session, Transaction, load_queries
@@ -100,7 +101,11 @@ class Leader:
             raise NotLeader("the lead was lost: its lock is no longer held, or another loop has led since")
 
     def release(self) -> None:
+        """Let go of the lead; when this returns, another may have it. With the database away, it is free once it notices."""
         with self._lock:
+            if self._lead is not None and self._session is not None:
+                with suppress(Transient):
+                    self._session.row(SQL["release"])
             self._close()
 
     def _connect(self) -> Session:

@@ -62,13 +62,7 @@ def observe(
 
     Raises Transient when the database cannot be read.
     """
-    seen: list[tuple[str, SeenMachine]] = []
-    unreadable: dict[str, str] = {}
-    for name, provider in providers.items():
-        try:
-            seen += [(name, machine) for machine in provider.list()]
-        except OrcaError as error:
-            unreadable[name] = f"provider {name} could not be read: {error}"
+    seen, unreadable = _list(providers)
     with database.snapshot() as transaction:
         now: datetime = transaction.value(SQL["now"])
         machines = tuple(transaction.rows(MachineRow, SQL["live_machines"]))
@@ -107,6 +101,18 @@ def observe(
         type_architectures=architectures,
         image_architectures=_image_architectures(stated, images),
     )
+
+
+def _list(providers: Mapping[str, MachineProvider]) -> tuple[list[tuple[str, SeenMachine]], dict[str, str]]:
+    """What there is, each with its provider's name; and by provider why it could not be read."""
+    seen: list[tuple[str, SeenMachine]] = []
+    unreadable: dict[str, str] = {}
+    for name, provider in providers.items():
+        try:
+            seen += [(name, machine) for machine in provider.list()]
+        except OrcaError as error:
+            unreadable[name] = f"provider {name} could not be read: {error}"
+    return seen, unreadable
 
 
 def _image_architectures(pools: Sequence[Pool], images: ImageArchitectures) -> dict[str, frozenset[str]]:

@@ -23,6 +23,7 @@ class Decision:
         decided: what; a clause.
         why: the reason; a clause, or empty where `decided` says it.
         acts: whether it changes something; else it says why nothing is done.
+        notes: whether all that it changes is what is written down of what was seen.
 
     """
 
@@ -30,6 +31,7 @@ class Decision:
     decided: str
     why: str = ""
     acts: bool = True
+    notes: bool = False
 
     @property
     def sentence(self) -> str:
@@ -88,6 +90,9 @@ def _of_machines(decided: MachinesDecided) -> Iterator[Decision]:
             said = [report.message, *([report.skipped] if report.skipped else [])]
             nothing = f"make nothing for {report.pool}, where {_runs(report.demand)} for a machine"
             yield Decision(about=(report.pool,), decided=nothing, why="; ".join(said), acts=False)
+        elif report.skipped:
+            left_out = f"leave some types of {report.pool} out"
+            yield Decision(about=(report.pool,), decided=left_out, why=report.skipped, acts=False)
     held = (*(stray.name for stray in plan.strays_held), *plan.owned_held)
     if held:
         yield Decision(
@@ -137,7 +142,7 @@ def _of_runs(plan: runs.RunPlan, snapshot: runs.RunSnapshot) -> Iterator[Decisio
         )
     for (number, start), waiting in plan.waits.items():
         decided = f"note what start {start} of run {number} waits for"
-        yield Decision(about=(str(number),), decided=decided, why=waiting or "it waits no more")
+        yield Decision(about=(str(number),), decided=decided, why=waiting or "it waits no more", notes=True)
     for item in plan.unlabelled:
         why = "somebody took them off"
         yield Decision(about=(item.name,), decided=f"put the labels of {item.kind} {item.name} back", why=why)
@@ -198,6 +203,7 @@ def _of_runtimes(plan: runtimes.RuntimePlan, snapshot: runtimes.RuntimeSnapshot)
             about=(name, *_pool_of(name, rows)),
             decided=f"close the row of {name}",
             why=f"nothing is left of it ({reasons.get(name) or rows[name].ending_reason})",
+            notes=True,
         )
     yield from _of_strays(plan.strays, plan.strays_held)
     yield from _of_marks(plan.marks)
@@ -208,6 +214,7 @@ def _of_runtimes(plan: runtimes.RuntimePlan, snapshot: runtimes.RuntimeSnapshot)
             decided=f"say of {change.pool.name} that {change.status.warm} of {change.pool.size} are warm and "
             f"{change.status.assigned} assigned",
             why=change.status.message or (ready.reason if ready and ready.status != "True" else ""),
+            notes=True,
         )
 
 
@@ -218,7 +225,7 @@ def _of_marks(marks: Iterable[runtimes.Mark]) -> Iterator[Decision]:
         state = "Ready" if mark.ready else f"not Ready: {mark.problem or 'not seen'}"
         grouped.setdefault(state, []).append(mark.name)
     for state, names in grouped.items():
-        yield Decision(about=tuple(names), decided=f"note {_names(names)} as {state}")
+        yield Decision(about=tuple(names), decided=f"note {_names(names)} as {state}", notes=True)
 
 
 def _pool_of(name: str, rows: Mapping[str, runtimes.PodRow]) -> tuple[str, ...]:

@@ -27,11 +27,11 @@ from orca_infra.testing.cluster_files import (
     authority_of,
     kubeconfig,
     remove_leftovers,
-    reserve_port,
     write_private,
 )
 from orca_infra.testing.cluster_http import Api, ApiError
 from orca_infra.testing.cluster_process import ServerProcess, Starter, find_program
+from orca_infra.testing.ports import reserve_port
 
 #: The flags that do not depend on a folder or a port; a bench states this table. The clients' rates are raised from the
 #: scheduler's 50 and the controllers' 20 requests a second, which would be all that a bench measures; every other limit is
@@ -45,7 +45,7 @@ FLAGS: Mapping[str, tuple[str, ...]] = {
         "--bind-address=127.0.0.1",
         "--advertise-address=127.0.0.1",  # without it a machine needs a default route
         "--endpoint-reconciler-type=none",  # an Endpoints object may not name a loopback address
-        "--permit-port-sharing=true",  # cluster_files.reserve_port
+        "--permit-port-sharing=true",  # ports.reserve_port
         "--authorization-mode=RBAC",
         "--disable-admission-plugins=ServiceAccount",  # Pods need no ServiceAccount, and get no token
         "--service-account-issuer=https://kubernetes.default.svc",
@@ -93,9 +93,9 @@ spec:
 _KUBELET_PORT = 10250
 
 _STAGES = Path(__file__).with_name("cluster_stages.yaml")
-_START_SECONDS = 60.0
-_KUBECTL_SECONDS = 60.0
-_OPENSSL_SECONDS = 30.0
+_START_SECONDS = 240.0
+_KUBECTL_SECONDS = 240.0
+_OPENSSL_SECONDS = 240.0
 _POLL_SECONDS = 0.03
 _NO_PEER = (
     "http://127.0.0.1:1"  # etcd wants to tell its peers an address with a port; it has none, and never dials itself

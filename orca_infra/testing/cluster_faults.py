@@ -21,7 +21,7 @@ from orca_infra.testing.cluster_files import kubeconfig, write_private
 
 _PIECE = 2**16
 _HOP = {"connection", "transfer-encoding", "content-length", "keep-alive"}
-_SECONDS = 60
+_SECONDS = 240
 _POLL_SECONDS = 0.05
 
 

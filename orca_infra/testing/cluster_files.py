@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import tempfile
 import time
 from dataclasses import dataclass
@@ -91,24 +90,6 @@ def _kill_processes_of(path: Path) -> None:
             # Not an editor or a `tail` on one of its logs: a cluster's programs name it in flags only.
             if any(argument.startswith(b"--") and mark in argument for argument in arguments) and program:
                 os.kill(int(entry.name), signal.SIGKILL)
-
-
-def reserve_port() -> socket.socket:
-    """A free port of 127.0.0.1 that stays ours until the socket is closed, whether somebody listens on it or not.
-
-    Choosing a free port and binding it later leaves a time in which another process gets it, and so does a server's
-    restart; a client that tries a closed port of the ephemeral range may even connect to itself. This socket is bound, never
-    listens (a connection is refused), and shares its port with sockets of this user that ask for sharing, as the API server
-    does under --permit-port-sharing; the kernel gives it to nobody who asks for any free port (socket(7), SO_REUSEPORT).
-    """
-    reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        reserved.bind(("127.0.0.1", 0))
-    except OSError as error:
-        reserved.close()
-        raise SetupError(f"no free port on 127.0.0.1 ({error.strerror}); end what holds them and try again") from error
-    return reserved
 
 
 def authority_of(certificates: Path) -> str:

@@ -17,7 +17,7 @@ from orca_infra.errors import SetupError
 from orca_infra.process import ProcessId
 from orca_infra.stack.tools import LINKS, remedy, search_path
 
-_KILL_WAIT_SECONDS = 10.0
+_KILL_WAIT_SECONDS = 60.0
 _LOG_LINES = 6
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 

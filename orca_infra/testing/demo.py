@@ -43,7 +43,7 @@ from orca_infra.testing.demo_cluster import (
 
 RUNS = 6
 _POLL_SECONDS = 0.25
-_STEP_SECONDS = 40.0
+_STEP_SECONDS = 240.0
 _CONFIG = """
 [pools.default]
 provider = "local"

@@ -179,11 +179,17 @@ class FakeGcp:
         with self._lock:
             self._armed += [(verb, fault)] * times
 
-    @property
-    def armed(self) -> int:
-        """How many armed faults no call has met yet."""
+    def hurry(self) -> None:
+        """Have every operation that is under way end now."""
         with self._lock:
-            return len(self._armed)
+            for operation in self.operations.values():
+                operation.due_at = min(operation.due_at, time.monotonic())
+
+    def is_at(self, verb: str) -> bool:
+        """Whether an operation of this verb is under way."""
+        with self._lock:
+            self._settle()
+            return any(operation.kind == verb and not operation.is_done for operation in self.operations.values())
 
     def plant(self, name: str, zone: str = ZONES[0], labels: Mapping[str, str] | None = None) -> Instance:
         """Make an instance by hand, as in Google's console."""

@@ -28,7 +28,7 @@ _LIBRARIES = ("libgpgme11", "libassuan0", "libdevmapper1.02.1", "libsubid4")
 _MIRROR = "http://deb.debian.org/debian"
 _SUITE = "bookworm"
 _AUTHORITIES = "/etc/ssl/certs/ca-certificates.crt"
-_BUILD_SECONDS = 600
+_BUILD_SECONDS = 1200
 _POLICY = {"default": [{"type": "insecureAcceptAnything"}]}
 
 

@@ -42,6 +42,7 @@ from orca_infra.testing.node_surroundings import (
     remove_node_leftovers,
     remove_traces,
 )
+from orca_infra.testing.ports import free_port
 
 #: The node's name. The API server reaches a kubelet by its node's host name first: this one is the machine's own.
 NODE = "localhost"
@@ -50,9 +51,9 @@ DOMAIN = "cluster.local"
 IMAGE = ORCA
 
 _INSIDE = Path(__file__).with_name("node_inside.sh")
-_START_SECONDS = 60.0
+_START_SECONDS = 240.0
 _DNS_PORT = 53
-_COMMAND_SECONDS = 60
+_COMMAND_SECONDS = 240
 _POLL_SECONDS = 0.05
 # Inside the node's namespaces.
 _CONTAINERD = "/run/containerd/containerd.sock"
@@ -321,7 +322,7 @@ SystemdCgroup = false
         return False
 
     def _start_kubelet(self) -> None:
-        port = _free_port()
+        port = free_port()
         config = self.folder / "kubelet.json"
         config.write_text(json.dumps(self._kubelet_config(port)))
         flags = [
@@ -397,10 +398,3 @@ def _output(command: list[str], what: str) -> str:
     if done.returncode:
         raise SetupError(f"{what} failed: {(done.stderr.strip() or done.stdout.strip() or 'it says nothing')[-500:]}")
     return done.stdout
-
-
-def _free_port() -> int:
-    """A port that is free now; the kubelet cannot be given a socket, and says so when another takes it meanwhile."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

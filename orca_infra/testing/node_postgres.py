@@ -23,7 +23,7 @@ from orca_infra.testing.node import RealNode
 
 _USER = "nobody"
 _PORT = 5432
-_INITDB_SECONDS = 60
+_INITDB_SECONDS = 240
 # Nothing of it has to survive a loss of power.
 _SETTINGS = (
     "fsync=off",

@@ -31,8 +31,8 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _PROGRAMS = ("ip", "unshare", "nsenter", "setpriv", "mount", "openssl")
 # runc limits with these; without memory no container is ever out of it.
 _CONTROLLERS = ("cpu", "memory", "pids")
-_COMMAND_SECONDS = 20
-_GONE_SECONDS = 15.0
+_COMMAND_SECONDS = 120
+_GONE_SECONDS = 120.0
 _POLL_SECONDS = 0.05
 _SUBNET_TRIES = 200
 

@@ -12,7 +12,6 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,23 +19,23 @@ import time
 import urllib.request
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any, LiteralString, Self
 
 from orca_infra.db.connection import Database
 from orca_infra.db.migrate import migrate
 from orca_infra.kube.client import Kube
-from orca_infra.kube.kinds import CRD, JOB, POD, SERVICE, Ref
+from orca_infra.kube.kinds import JOB, POD, SERVICE
 from orca_infra.kube.labels import STACK_LABEL
 from orca_infra.machines.providers.local_cloud import LocalCloud
 from orca_infra.machines.providers.local_machine import read_process
 from orca_infra.process import boot_id
-from orca_infra.runtimes.crds import runtime_environment_crd, runtime_pool_crd
 from orca_infra.settings import read_settings
 from orca_infra.surroundings import Surroundings, open_surroundings
 from orca_infra.testing.cluster import TestCluster
 from orca_infra.testing.cluster_faults import FaultyServer
+from orca_infra.testing.definitions import define_runtimes
+from orca_infra.testing.ports import free_port
 from orca_infra.testing.postgres_proxy import PostgresProxy, with_parameters
 
 LOST_SECONDS = 8.0
@@ -109,7 +108,7 @@ class StandingWorld:
         self.cloud = LocalCloud(self.folder / "cloud")
         mark = secrets.token_hex(4)
         self.runs_namespace, self.runtimes_namespace = f"runs-{mark}", f"runtimes-{mark}"
-        self._port = _free_port()
+        self._port = free_port()
         self.busy = ""
 
     def __enter__(self) -> Self:
@@ -156,19 +155,11 @@ class StandingWorld:
         self._prepare_cluster()
 
     def _prepare_cluster(self) -> None:
-        for crd in (runtime_pool_crd(), runtime_environment_crd()):
-            self.kube.apply(crd, manager="test", force=True)
-        for crd in (runtime_pool_crd(), runtime_environment_crd()):
-            self.until(partial(self._is_established, crd["metadata"]["name"]), 20, "the definitions")
+        define_runtimes(self.kube)
         for namespace in (self.runs_namespace, self.runtimes_namespace):
             metadata = {"name": namespace, "labels": {STACK_LABEL: self.surroundings.stack_id}}
             self.kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
             self._exits.callback(self._cluster.api.call, "DELETE", f"/api/v1/namespaces/{namespace}")
-
-    def _is_established(self, name: str) -> bool:
-        found = self.kube.get(Ref(kind=CRD, name=name)) or {}
-        conditions = found.get("status", {}).get("conditions") or ()
-        return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
 
     def _environment(self, *, direct: bool) -> dict[str, str]:
         return {
@@ -339,8 +330,3 @@ class StandingWorld:
 def _run_clock(database: Database) -> None:
     with database.transaction() as transaction:
         transaction.script(_CLOCK)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])

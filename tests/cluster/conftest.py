@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,15 +22,6 @@ def cluster() -> Iterator[TestCluster]:
         pytest.fail(str(error), pytrace=False)
     with started:
         yield started
-
-
-@pytest.fixture
-def namespace(cluster: TestCluster) -> Iterator[str]:
-    """A namespace of the test's own; its deletion is not waited for."""
-    name = f"test-{secrets.token_hex(4)}"
-    cluster.api.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
-    yield name
-    cluster.api.call("DELETE", f"/api/v1/namespaces/{name}")
 
 
 class Objects:

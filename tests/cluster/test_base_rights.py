@@ -37,7 +37,7 @@ from orca_infra.loop.scopes import Scopes
 from orca_infra.runs.model import RunSpec, Sizes
 from orca_infra.runs.render import RunSettings, render
 from orca_infra.runtimes.callers import ReviewedTokens
-from orca_infra.runtimes.crds import runtime_environment_crd, runtime_pool_crd
+from orca_infra.runtimes.crds import runtime_pool_crd
 from orca_infra.runtimes.launch import LaunchHands, LaunchRequest, launch
 from orca_infra.runtimes.living import end_runtime
 from orca_infra.settings import read_settings
@@ -48,8 +48,9 @@ from orca_infra.stack.engine import Engine, EngineConfig
 from orca_infra.surroundings import open_surroundings
 from orca_infra.testing.cluster import TestCluster
 from orca_infra.testing.cluster_files import kubeconfig
+from orca_infra.testing.definitions import define_runtimes
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 STACK_ID = "astackofrights23"
 KEY = "a key of the tests, 32 bytes long"
@@ -198,8 +199,7 @@ def accounts(
     )
     with Kube.connect(kubeconfig=cluster.kubeconfig) as admin:
         one = Accounts(cluster, base, admin, folder, wait_until)
-        for crd in (runtime_pool_crd(), runtime_environment_crd()):
-            admin.apply(crd, manager="test", force=True)
+        define_runtimes(admin)
         for name in base.namespaces:
             admin.create({"apiVersion": "v1", "kind": "Namespace", "metadata": base.metadata(name)})
         for item in rights_objects(base):
@@ -402,7 +402,7 @@ def test_the_rights_are_enough_for_all_that_loop_and_api_do(
             return transaction.dicts(query)
 
     def passes_until(predicate: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 300
         while not predicate():
             assert time.monotonic() < deadline, (tmp_path / "log").read_text()[-3000:]
             scopes.run_once()

@@ -18,7 +18,7 @@ from orca_infra.stack.tools import require_tool, search_path
 from orca_infra.testing.cluster import TestCluster
 from orca_infra.testing.cluster_http import ApiError
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 CHECKOUT = Path(__file__).parents[2]
 KEY = "a key of the tests, 32 bytes long"
@@ -72,7 +72,7 @@ class Project:
             capture_output=True,
             text=True,
             check=True,
-            timeout=60,
+            timeout=300,
         )
         return json.loads(said.stdout)
 

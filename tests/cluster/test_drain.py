@@ -20,7 +20,7 @@ from orca_infra.stack.tools import require_tool
 from orca_infra.surroundings import Surroundings
 from orca_infra.testing.cluster import TestCluster
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,7 +39,7 @@ class Family:
     def orca(self, *arguments: str, code: int = 0) -> str:
         done = subprocess.run(
             [sys.executable, "-m", "orca_infra.cli", *arguments],
-            env=self.environment, capture_output=True, text=True, check=False, timeout=300,
+            env=self.environment, capture_output=True, text=True, check=False, timeout=500,
         )  # fmt: skip
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
@@ -47,7 +47,7 @@ class Family:
     def pulumi(self, *arguments: str, code: int = 0) -> str:
         done = subprocess.run(
             [str(require_tool("pulumi")), "--non-interactive", *arguments, "--stack", "test"],
-            cwd=self.project, env=self.environment, capture_output=True, text=True, check=False, timeout=300,
+            cwd=self.project, env=self.environment, capture_output=True, text=True, check=False, timeout=500,
         )  # fmt: skip
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
@@ -134,7 +134,7 @@ def test_drain_ends_everything_beside_a_loop_that_looks_on_and_destroy_works(
         # A person who is asked and says no has changed nothing.
         refused = subprocess.run(
             [sys.executable, "-m", "orca_infra.cli", "drain", "--all"],
-            env=family.environment, input="n\n", capture_output=True, text=True, check=False, timeout=60,
+            env=family.environment, input="n\n", capture_output=True, text=True, check=False, timeout=500,
         )  # fmt: skip
         assert refused.returncode == 1
         assert "1 run clusters, 1 runtime Pods" in refused.stdout
@@ -182,7 +182,7 @@ def test_drain_ends_everything_beside_a_loop_that_looks_on_and_destroy_works(
         family.orca("drain", "--all", "--yes")
     finally:
         loop.terminate()
-        assert loop.wait(40) == 0, (family.home / "loop.log").read_text()[-3000:]
+        assert loop.wait() == 0, (family.home / "loop.log").read_text()[-3000:]
 
 
 def test_without_all_it_asks_for_it(family: Family) -> None:

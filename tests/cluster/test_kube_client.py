@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from orca_infra.errors import AuthFailed, Conflict, OrcaError, QuotaExceeded, Refused, Transient
-from orca_infra.kube.cache import Watched
 from orca_infra.kube.client import Kube
 from orca_infra.kube.errors import Expired, KindMissing, NamespaceMissing, ObjectMissing
 from orca_infra.kube.kinds import CRD, JOB, NAMESPACE, POD, RESOURCE_QUOTA, SECRET, SERVICE, Kind, Object, Ref, ref_of
@@ -351,12 +350,12 @@ def test_a_quiet_watch_is_not_taken_for_a_dead_one(kube: Kube, namespace: str) -
             SECRET,
             namespace=namespace,
             resource_version=listing.resource_version,
-            silence_seconds=4.0,
+            silence_seconds=10.0,
             stop=threading.Event(),
         )
     )
     assert {event.what for event in events} <= {"BOOKMARK"}
-    assert 2 < time.monotonic() - began < 4
+    assert time.monotonic() - began > 4  # and not after 10 s of silence, which were an error
 
 
 def test_the_log_of_a_pod_that_is_not_there(kube: Kube, namespace: str) -> None:
@@ -395,7 +394,7 @@ class Following:
 
     def close(self) -> None:
         self.stop.set()
-        self._thread.join(5)
+        self._thread.join(120)
         assert not self._thread.is_alive()
 
 
@@ -403,55 +402,33 @@ def test_a_follow_survives_the_api_servers_restart(
     cluster: TestCluster, kube: Kube, namespace: str, wait_until: WaitUntil
 ) -> None:
     kube.create(secret(namespace, "first"))
-    following = Following(kube, namespace)
-    changed = threading.Event()
-    with (
-        contextlib.closing(following),
-        Watched(kube, SECRET, namespace=namespace, silence_seconds=5.0, changed=changed.set) as cache,
-    ):
-        wait_until(lambda: following.lists() and cache.synced)
+    with contextlib.closing(Following(kube, namespace)) as following:
+        wait_until(following.lists)
         kube.create(secret(namespace, "second"))
         wait_until(lambda: (Seen, "second") in following.told())
         cluster.stop_server()
         try:
-            wait_until(lambda: following.has(Trouble) and cache.error is not None)
+            wait_until(lambda: following.has(Trouble))
             with pytest.raises(Transient):
                 kube.list(SECRET, namespace=namespace)
             with pytest.raises(OrcaError):
                 kube.cluster_uid()
-            assert {obj["metadata"]["name"] for obj in cache.snapshot()} == {"first", "second"}
             assert (Gone, "first") not in following.told()
         finally:
             cluster.start_server()
-        changed.clear()
         assert kube.delete(Ref(kind=SECRET, namespace=namespace, name="first")) is True
         kube.create(secret(namespace, "third"))
-        wait_until(lambda: {obj["metadata"]["name"] for obj in cache.snapshot()} == {"second", "third"}, 30)
-        assert changed.is_set()
-        assert cache.error is None
-        assert cache.age_seconds < 5
 
         def learned() -> set[str]:
             vanished = {obj["metadata"]["name"] for listing in following.lists()[1:] for obj in listing.vanished}
             return vanished | {name for what, name in following.told() if what is Gone}
 
-        wait_until(lambda: "first" in learned(), 30)
+        def appeared() -> set[str]:
+            listed = {obj["metadata"]["name"] for listing in following.lists()[1:] for obj in listing.items}
+            return listed | {name for what, name in following.told() if what is Seen}
+
+        wait_until(lambda: "first" in learned() and "third" in appeared(), 30)
         assert learned() == {"first"}
         wait_until(lambda: following.has(Heard), 10)  # it is quiet now, and known to be
     with pytest.raises(Expired):  # a server that has just started knows nothing of what was before
         list(kube.watch(SECRET, resource_version="1", silence_seconds=5.0, stop=threading.Event()))
-
-
-def test_a_write_is_read_back_from_the_cache_at_once(kube: Kube, namespace: str, wait_until: WaitUntil) -> None:
-    with Watched(kube, SECRET, namespace=namespace, silence_seconds=5.0) as cache:
-        assert cache.wait_synced(10)
-        ref = Ref(kind=SECRET, namespace=namespace, name="one")
-        for number in range(20):
-            written = kube.apply(secret(namespace, "one", number=str(number)), manager="m")
-            cache.note_write(written)
-            found = cache.get("one", namespace=namespace)
-            assert found is not None
-            assert int(found["metadata"]["resourceVersion"]) >= int(written["metadata"]["resourceVersion"])
-            assert found["metadata"]["labels"]["number"] == str(number)
-        kube.delete(ref)
-        wait_until(lambda: cache.snapshot() == ())

@@ -74,13 +74,13 @@ def test_a_cloud_that_takes_its_time_delays_no_run_and_a_stop_ends_all(
 
     try:
         wait_until(lambda: rows("select from orca.pool_status"), 20, "the first pass over the machines")
-        cloud.arm("create", "", seconds=60)
+        cloud.arm("create", "", seconds=3600)
         with database.transaction() as transaction:
             transaction.script(
                 "insert into orca.pipelines (name, placement, image) values ('on-machines', 'worker:p', 'i'), "
                 "('on-cluster', null, 'registry.example/reports:1'); insert into orca.runs (pipeline) values ('on-machines')"
             )
-        wait_until(lambda: not (cloud.folder / "faults.json").exists(), 30, "the create that takes a minute")
+        wait_until(lambda: not (cloud.folder / "faults.json").exists(), 30, "the create that has no answer")
         with database.transaction() as transaction:
             transaction.script("insert into orca.runs (pipeline) values ('on-cluster')")
         with Kube.connect(kubeconfig=cluster.kubeconfig) as kube:
@@ -89,6 +89,7 @@ def test_a_cloud_that_takes_its_time_delays_no_run_and_a_stop_ends_all(
         assert machines["ended_at"] is None, "the create was over already"
     finally:
         loop.stop()
-        thread.join(40)
+        cloud.hurry()  # what the engine is at is waited for
+        thread.join(240)
     assert not thread.is_alive()
     assert rows("select from orca.engine_operations where ended_at is null") == []

@@ -23,7 +23,7 @@ from orca_infra.testing.cluster import TestCluster
 from orca_infra.testing.outages import OUTAGES, Outage
 from orca_infra.testing.standing import LOST_SECONDS, StandingWorld
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "outages.md"
 SEED = int(os.environ.get("ORCA_TEST_SEED", "20261130"))

@@ -44,7 +44,7 @@ def call(environment: dict[str, str], *arguments: str) -> tuple[int, str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=800,
         check=False,
     )
     assert done.stdout, done.stderr
@@ -69,13 +69,13 @@ def test_the_base_passes_the_default_policies_and_runs_are_decided_live_and_from
     namespaces = [change["name"] for change in base["changes"] if change["type"] == "kubernetes:core/v1:Namespace"]
     assert any(environment["ORCA_RUNS_NAMESPACE"] in name for name in namespaces)
     runs = [one["sentence"] for one in found["decisions"]["decided"] if one["scope"] == "runs" and one["acts"]]
-    assert [said.partition(", queued")[0] for said in runs] == [
-        "start run 1 of reports with 2 workers",
-        "start run 2 of reports with 2 workers",
+    assert [said.partition(":")[0] for said in runs] == [
+        "start run 1 of reports, start 1 with 2 workers",
+        "start run 2 of reports, start 1 with 2 workers",
     ]
     code, text = call(environment, "plan")
     assert code == 0
-    assert "runs: start run 1 of reports with 2 workers, queued" in text
+    assert "runs: start run 1 of reports, start 1 with 2 workers: it has been queued" in text
     code, text = call(environment, "snapshot")
     assert code == 0
     (tmp_path / "demand.json").write_text(text)
@@ -84,4 +84,4 @@ def test_the_base_passes_the_default_policies_and_runs_are_decided_live_and_from
     code, out = call(without, "preview", "--format", "json", "--demand", str(tmp_path / "demand.json"))
     assert code == 2
     again = [one["sentence"] for one in json.loads(out)["decisions"]["decided"] if one["scope"] == "runs"]
-    assert [said.partition(", queued")[0] for said in again] == [said.partition(", queued")[0] for said in runs]
+    assert [said.partition(":")[0] for said in again] == [said.partition(":")[0] for said in runs]

@@ -72,16 +72,16 @@ def test_a_secret_value_is_in_no_event_word_exception_or_state(
         backend_url=(tmp_path / "state").as_uri(), passphrase_file=tmp_path / "passphrase", folder=tmp_path / "engine"
     )
     engine = Engine(config, {"KUBECONFIG": str(cluster.kubeconfig)})
-    how: dict[str, Any] = {"targets": (), "deadline_seconds": 60, "on_start": lambda _: None}
+    how: dict[str, Any] = {"targets": (), "deadline_seconds": 300, "on_start": lambda _: None}
 
     engine.up(STACK, program(namespace, TOKENS[0]), **how)
     assert base64.b64decode(objects.get("secrets", "token")["data"]["token"]).decode() == TOKENS[0]
     changed = base64.b64encode(TOKENS[1].encode()).decode()
     cluster.api.call("PATCH", f"/api/v1/namespaces/{namespace}/secrets/token", {"data": {"token": changed}})
-    engine.preview(STACK, program(namespace, TOKENS[0]), deadline_seconds=60)
+    engine.preview(STACK, program(namespace, TOKENS[0]), deadline_seconds=300)
     engine.refresh(STACK, only_look=True, **how)
     engine.refresh(STACK, **how)
-    engine.preview(STACK, program(namespace, TOKENS[0]), deadline_seconds=60)
+    engine.preview(STACK, program(namespace, TOKENS[0]), deadline_seconds=300)
     with pytest.raises(EngineFailed) as failed:
         engine.up(STACK, program(namespace, TOKENS[0], kind="kubernetes.io/dockerconfigjson"), **how)
     said.extend([str(failed.value), repr(failed.value.failures), repr(failed.value.changes), repr(engine.state(STACK))])

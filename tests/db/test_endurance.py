@@ -87,7 +87,7 @@ def test_a_thousand_passes_of_which_half_fail_make_nothing_and_grow_nothing(
             return int(transaction.value(query))
 
     def one_pass(number: int) -> tuple[bool, float]:
-        """Gives whether it was given up, and the seconds that it took."""
+        """Gives whether it was given up, and the seconds of this thread's own work, however busy the machine is."""
         trouble = rng.choice(["cloud", "lead", "connections"]) if number % 2 else ""
         provider.away, lead["lost"] = trouble == "cloud", trouble == "lead"
         if trouble == "connections":
@@ -96,13 +96,13 @@ def test_a_thousand_passes_of_which_half_fail_make_nothing_and_grow_nothing(
                 "where datname = current_database() and pid <> pg_backend_pid()"
             )
         execute("update orca.workers set seen_at = now()")
-        began = time.monotonic()
+        began = time.thread_time()
         try:
             result = passes.run(config)
         except OrcaError:
-            return True, time.monotonic() - began
+            return True, time.thread_time() - began
         assert result.changed == 0
-        return bool(result.snapshot.unreadable), time.monotonic() - began
+        return bool(result.snapshot.unreadable), time.thread_time() - began
 
     def held() -> dict[str, int]:
         gc.collect()
@@ -145,4 +145,4 @@ def test_a_thousand_passes_of_which_half_fail_make_nothing_and_grow_nothing(
     assert after["rows"] <= before["rows"] + 3
     quarter = len(seconds) // 4
     first, last = sorted(seconds[:quarter])[quarter // 4], sorted(seconds[-quarter:])[quarter // 4]
-    assert last < 3 * first + 0.05  # a machine that is busy with other things is no growth
+    assert last < 3 * first + 0.05

@@ -191,7 +191,7 @@ def test_a_clock_a_little_ahead_delays_a_run_by_no_more_than_its_own_wait(room: 
     room.queue("odd", "now() + interval '10 seconds'")
     result = room.plan()
     assert result.plan.actions == ()
-    assert result.next_in_seconds == pytest.approx(30, abs=5)
+    assert 20 < (result.next_in_seconds or 0) <= 30  # 20 from what it says, and not from now
     room.execute("update orca.runs set queued_at = now() + interval '10 minutes'")
     assert room.makes() == {"p"}
 

@@ -38,7 +38,7 @@ def at_once(*calls: Callable[[], object]) -> list[object]:
     together = Barrier(len(calls))
 
     def run(call: Callable[[], object]) -> object:
-        together.wait(10)
+        together.wait(120)
         try:
             return call()
         except SetupError as error:

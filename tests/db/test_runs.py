@@ -101,9 +101,7 @@ class Orca:
     def blocked(self, session: psycopg.Connection[Any], query: str, **parameters: object) -> Waiting:
         """Run a statement in another thread, and return once it waits for a lock."""
         waiting = Waiting(session, query, parameters)
-        deadline = time.monotonic() + 10
         while not self.waits_for_a_lock(session.info.backend_pid):
-            assert time.monotonic() < deadline, "it never waited"
             assert waiting.thread.is_alive(), f"it did not wait: {waiting.outcome}"
             time.sleep(0.01)
         return waiting
@@ -125,7 +123,7 @@ class Waiting:
             self.outcome = error
 
     def result(self) -> Rows | psycopg.Error:
-        self.thread.join(10)
+        self.thread.join(120)
         assert self.outcome is not None, "it still waits"
         return self.outcome
 
@@ -133,7 +131,7 @@ class Waiting:
 @pytest.fixture
 def orca(database_url: str) -> Iterator[Orca]:
     with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute("set lock_timeout = '10s'")
+        connection.execute("set lock_timeout = '2min'")
         yield Orca(database_url, connection)
 
 
@@ -142,11 +140,11 @@ def in_threads(calls: Sequence[Callable[[], T]]) -> list[T]:
     together = threading.Barrier(len(calls))
 
     def run(call: Callable[[], T]) -> T:
-        together.wait(10)
+        together.wait(120)
         return call()
 
     with ThreadPoolExecutor(len(calls)) as executor:
-        return list(executor.map(run, calls, timeout=30))
+        return list(executor.map(run, calls))
 
 
 # Transitions.

@@ -44,7 +44,7 @@ def start_loop(
     for process in started:
         if process.poll() is None:
             process.kill()
-        process.wait(10)
+        process.wait()
     for log in sorted(home.glob("loop-*.log")):
         print(f"--- {log.name}\n{log.read_text()}")  # pytest shows it when the test failed
 

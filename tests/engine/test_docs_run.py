@@ -70,7 +70,7 @@ def run_steps(found: list[Step], folder: Path, home: Path) -> None:
         start_new_session=True,
     )
     try:
-        said, _ = process.communicate(timeout=280)
+        said, _ = process.communicate(timeout=840)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)

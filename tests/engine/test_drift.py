@@ -25,8 +25,8 @@ def two_machines(w: Any) -> None:
     w.configure(TWO)
     w.queue()
     w.pass_until(lambda: w.count("orca.workers") == 1)
-    w.queue(2)
-    w.pass_until(lambda: w.count("orca.workers") == 2)
+    # The first worker takes what is queued, too, and may be quicker than the pass.
+    w.pass_until(lambda: w.count("orca.workers") == 2 or w.queue())
     w.execute("update orca.runs set state = 'canceled' where state in ('queued', 'running')")
 
 

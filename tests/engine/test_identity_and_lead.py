@@ -55,7 +55,7 @@ def test_a_base_whose_state_carries_another_id_is_refused_by_loop_and_program(
         def base(registrar: Registrar) -> None:
             registrar.register("orca:index:Identity", "identity", {"id": stack_id, "stack": "test"}).result()
 
-        engine.up("test", base, targets=(), deadline_seconds=60, on_start=lambda _: None)
+        engine.up("test", base, targets=(), deadline_seconds=300, on_start=lambda _: None)
 
     other = "a" * 16
     up(other)
@@ -91,7 +91,7 @@ def test_a_leader_whose_connection_was_ended_knows_it_at_the_next_write(database
     assert leader.acquire()
     session = Session(database_url)
     session.row(
-        "select pg_terminate_backend(pid) from pg_stat_activity "
+        "select pg_terminate_backend(pid, 60000) from pg_stat_activity "
         "where application_name = 'orca-infra leader' and datname = current_database()"
     )
     session.close()

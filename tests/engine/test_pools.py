@@ -155,7 +155,7 @@ def test_a_stopped_machine_is_removed_however_young_its_last_heartbeat(passes: P
 def test_a_machine_deleted_behind_the_back_ends_vanished_after_the_grace_and_is_never_declared_again(
     passes: Passes,
 ) -> None:
-    w = passes(ORCA_STRAY_GRACE_SECONDS="60")
+    w = passes(ORCA_STRAY_GRACE_SECONDS="1h")
     name = w.machine_with_worker()
     run = w.give_run(name)
     operations = len(w.operations())
@@ -163,7 +163,7 @@ def test_a_machine_deleted_behind_the_back_ends_vanished_after_the_grace_and_is_
     assert w.run_pass().changed == 0  # a cloud may not show yet what is young
     assert w.reasons() == {name: None}
     assert len(w.operations()) == operations
-    w.execute("update orca.pool_machines set created_at = created_at - interval '2 minutes'")
+    w.execute("update orca.pool_machines set created_at = created_at - interval '2 hours'")
     w.run_pass()
     assert w.reasons()[name] == "Vanished"
     assert w.run_of(run)["state"] == "queued"
@@ -174,14 +174,16 @@ def test_a_machine_deleted_behind_the_back_ends_vanished_after_the_grace_and_is_
     assert [up["targets"][0].rpartition("::")[2] for up in ups] == ["orca-p-1", "orca-p-2"]
 
 
-def test_a_stray_goes_after_the_grace_and_what_is_not_this_stacks_stays(passes: Passes, wait_until: WaitUntil) -> None:
-    w = passes(ORCA_STRAY_GRACE_SECONDS="1")
+def test_a_stray_goes_after_the_grace_and_what_is_not_this_stacks_stays(passes: Passes) -> None:
+    w = passes(ORCA_STRAY_GRACE_SECONDS="1h")
     plant(w, "orca-p-7", {"orca-stack": w.surroundings.stack_id, "orca-pool": "p"})
     plant(w, "orca-p-8", {"orca-stack": "anotherstacksids", "orca-pool": "p"})
     plant(w, "somebody-s", {})
     w.run_pass()
     assert w.listed() == ["orca-p-7", "orca-p-8", "somebody-s"]
-    w.pass_until(lambda: w.listed() == ["orca-p-8", "somebody-s"], 10)
+    w.close()
+    w = passes()
+    w.pass_until(lambda: w.listed() == ["orca-p-8", "somebody-s"])
     for _ in range(2):
         w.run_pass()
     assert w.listed() == ["orca-p-8", "somebody-s"]
@@ -265,11 +267,13 @@ def test_a_machine_whose_worker_never_shows_up_is_removed_and_its_console_kept(
         "    time.sleep(600)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(home))
-    w = passes(ORCA_POOL_BOOT_SECONDS="2")
+    w = passes()
     w.queue()
     w.run_pass()
     monkeypatch.delenv("PYTHONPATH")
     assert w.run_pass().plan.reports[0].message == "1 machine is still booting"
+    w.close()
+    w = passes(ORCA_POOL_BOOT_SECONDS="1")
     w.pass_until(lambda: w.reasons()["orca-p-1"] == "BootTimeout")
     assert "the worker image is broken" in (w.surroundings.logs_folder / "orca-p-1.console.log").read_text()
     # Demand gets a new number; how long that one lives depends on how long passes take, since its worker is broken, too.

@@ -44,7 +44,7 @@ class Shell:
             env={**self.environment, **more},
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=800,
             check=False,
         )
         return done.returncode, done.stdout, done.stderr
@@ -87,7 +87,7 @@ def test_the_bases_diff_the_machine_stacks_and_the_decisions(world: Any, tmp_pat
         env={**shell.environment, **environment_of(shell)},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=800,
         check=False,
     )
     assert up.returncode == 0, up.stdout + up.stderr

@@ -19,7 +19,7 @@ SECONDS = 60
 def soak() -> dict[str, Any]:
     """What the bench says at its end. It ends what it began, whatever happens to it."""
     command = [sys.executable, "bench/soak.py", "--passes", "60", "--seconds", str(SECONDS), "--seed", "20261130"]
-    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=840, check=False)
     assert made.stdout.strip(), made.stderr[-3000:]
     return dict(json.loads(made.stdout.splitlines()[-1]))
 

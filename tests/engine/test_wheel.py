@@ -14,7 +14,7 @@ import pytest
 from orca_infra.db.connection import Database
 from orca_infra.db.migrate import check_schema, migrations
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 CHECKOUT = Path(__file__).parents[2]
 Run = Callable[..., str]
@@ -62,7 +62,7 @@ def run(installed: Path, tmp_path: Path) -> Run:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=800,
         )
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr

@@ -76,15 +76,15 @@ class GcpWorld:
         return boot_script_of(self.cloud.named(name))
 
     def engine_at(self, verb: str) -> ProcessId:
-        """Wait until the engine's provider has met the armed fault; gives the engine's process."""
-        deadline_wait(lambda: self.cloud.armed == 0, f"nothing met the fault of {verb}")
-        deadline_wait(lambda: self.operations() and self.operations()[-1]["pid"], "no engine was started")
+        """Wait until the cloud is at what the engine's provider asked for; gives the engine's process."""
+        wait_for(lambda: self.cloud.is_at(verb), f"nothing met the fault of {verb}")
+        wait_for(lambda: self.operations() and self.operations()[-1]["pid"], "no engine was started")
         newest = self.operations()[-1]
         return ProcessId(newest["pid"], newest["process_started"])
 
 
-def deadline_wait(predicate: Callable[[], object], what: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
+def wait_for(predicate: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + 240
     while not predicate():
         assert time.monotonic() < deadline, what
         time.sleep(0.02)

@@ -19,7 +19,7 @@ from orca_infra.stack.engine import engine_environment
 from orca_infra.stack.tools import require_tool
 from orca_infra.testing.fake_gcp import PROJECT
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 Gcp = Callable[..., Any]
 Toml = Callable[..., str]

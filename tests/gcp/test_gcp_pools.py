@@ -12,7 +12,7 @@ import pytest
 
 from orca_infra.testing.fake_gcp import PROJECT, STOCK_OUTS, ApiError, Fault
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 A, B = "us-central1-a", "us-central1-b"
 Gcp = Callable[..., Any]
@@ -29,7 +29,7 @@ def settled(w: Any, *machines: str) -> bool:
     state = w.engine.state(w.stack)
     return (
         w.listed() == sorted(machines)
-        and [name for name, reason in w.reasons().items() if reason is None] == list(machines)
+        and w.living() == list(machines)
         and sorted(resource.name for resource in state.resources) == sorted(machines)
         and state.pending == ()
     )
@@ -127,11 +127,12 @@ def test_an_engine_killed_in_a_slow_create_that_lists_hide_is_neither_forgotten_
     """Field case M3, with the engine killed by SIGKILL in mid create."""
     w = gcp(ORCA_STRAY_GRACE_SECONDS="1")
     w.cloud.list_lag_seconds = 2
-    w.cloud.arm("insert", Fault(seconds=3))
+    w.cloud.arm("insert", Fault(seconds=3600))
     w.queue()
     one = background(w.run_pass)
     end_engine(w.engine_at("insert"))
-    one.join(60)
+    w.cloud.hurry()
+    one.join()
     assert w.cloud.names() == ["orca-p-1"]  # the cloud goes on with it, whoever asked
     w.pass_until(lambda: "orca-p-2" in w.reasons(), 60)
     assert w.reasons()["orca-p-1"] == "Interrupted"
@@ -296,7 +297,7 @@ def test_bad_input_is_said_with_its_remedy_and_other_pools_go_on(gcp: Gcp, bad: 
     w.run_pass()
     assert "Refused" in status(w)
     assert remedy in status(w)
-    assert [name for name, reason in w.reasons().items() if reason is None] == ["orca-q-1"]
+    assert w.living() == ["orca-q-1"]
 
 
 @pytest.mark.parametrize(
@@ -327,12 +328,13 @@ def test_a_project_that_cannot_be_read_is_said_with_its_remedy_and_no_engine_is_
 def test_an_engine_that_alone_is_killed_in_mid_create_leaves_nothing_behind(gcp: Gcp, background: Any) -> None:
     """Its provider outlives it by a moment; the state knows nothing of the machine, and demand gets a new number."""
     w = gcp()
-    w.cloud.arm("insert", Fault(seconds=2))
+    w.cloud.arm("insert", Fault(seconds=3600))
     w.queue()
     one = background(w.run_pass)
     process = w.engine_at("insert")
     os.kill(process.pid, signal.SIGKILL)
-    one.join(60)
+    w.cloud.hurry()
+    one.join()
     w.pass_until(lambda: len(w.listed()) == 1 and w.listed() != ["orca-p-1"], 60)
     assert settled(w, w.listed()[0])
 
@@ -345,7 +347,7 @@ def test_many_machines_up_and_down(gcp: Gcp) -> None:
     w.queue(count)
     w.run_pass()
     w.pass_until(lambda: len(w.listed()) == count, 900)
-    living = [name for name, reason in w.reasons().items() if reason is None]
+    living = w.living()
     assert settled(w, *living)
     assert len({w.cloud.named(name).id for name in living}) == count
     w.hello(*living)

@@ -15,7 +15,7 @@ from orca_infra.machines.tokens import worker_token
 from orca_infra.stack.engine import PROJECT as PULUMI_PROJECT
 from orca_infra.testing.fake_gcp import Fault
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 Gcp = Callable[..., Any]
 TABLES = ("pool_machines", "engine_operations", "owned", "pool_status", "pool_offers", "workers", "runs", "passes")
@@ -52,12 +52,13 @@ def test_a_planted_token_is_in_no_state_log_preview_exception_process_argument_o
     tokens = [worker_token(key, stack_id, f"orca-p-{n}") for n in range(1, 4)]
 
     # One create while its processes are looked at.
-    w.cloud.arm("insert", Fault(seconds=2))
+    w.cloud.arm("insert", Fault(seconds=3600))
     w.queue()
     one = background(w.run_pass)
     w.engine_at("insert")
     assert not any(token in command_lines() for token in tokens)
-    one.join(60)
+    w.cloud.hurry()
+    one.join()
     assert one.error is None
     assert tokens[0] in json.dumps(w.cloud.named("orca-p-1").body)  # it is on the machine, or the test sees nothing
 
@@ -71,7 +72,7 @@ def test_a_planted_token_is_in_no_state_log_preview_exception_process_argument_o
     row = w.machine("orca-p-1")
     kind = w.provider.resource_type
     program = machine_program(kind, {"orca-p-3": ({**row["rendered"], "name": "orca-p-3"}, tokens[2])})
-    changes = w.engine.preview(w.stack, program, deadline_seconds=60)
+    changes = w.engine.preview(w.stack, program, deadline_seconds=180)
     assert any(f"urn:pulumi:{w.stack}::{PULUMI_PROJECT}::{kind}::orca-p-3" == change.urn for change in changes)
     assert not any(token in repr(changes) for token in tokens)
 

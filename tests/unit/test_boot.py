@@ -40,7 +40,7 @@ class Machine:
     def run(self, script: str) -> subprocess.CompletedProcess[str]:
         environment = {"PATH": f"{self.bin}:/usr/bin:/bin", "ORCA_BOOT_FOLDER": str(self.folder / "run")}
         return subprocess.run(
-            ["/bin/bash", "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=False
+            ["/bin/bash", "-c", script], env=environment, capture_output=True, text=True, timeout=240, check=False
         )
 
     @property

@@ -16,6 +16,8 @@ import pytest
 import typer.main
 
 from orca_infra import __version__, cli
+from orca_infra.cli import program
+from orca_infra.cli.command import print_json
 from orca_infra.errors import NoCapacity, SetupError, Transient
 from orca_infra.quantity import duration_text
 from orca_infra.screen import rows_for_people
@@ -213,7 +215,7 @@ def test_a_database_that_is_no_connection_string(run: Run, complete: dict[str, s
     assert "s3cr3t" not in said.err
 
 
-@pytest.mark.parametrize("command", COMMANDS_WITH_DATABASE)
+@pytest.mark.parametrize("command", ["env", "run", "run --once", "drain --all"])
 @pytest.mark.parametrize("name", ["PULUMI_CONFIG_PASSPHRASE_FILE", "ORCA_TOKEN_KEY"])
 def test_with_a_database_of_ones_own_no_secret_is_made_up(
     run: Run, complete: dict[str, str], tmp_path: Path, command: str, name: str
@@ -225,10 +227,18 @@ def test_with_a_database_of_ones_own_no_secret_is_made_up(
     assert not list((tmp_path / "home").glob("*")), "nothing is half-made"
 
 
+def test_what_only_looks_needs_neither_passphrase_nor_token_key(run: Run, complete: dict[str, str]) -> None:
+    without = {**complete, "PULUMI_CONFIG_PASSPHRASE_FILE": "", "ORCA_TOKEN_KEY": ""}
+    for command in ("status", "plan", "explain", "machines list", "runs list", "pause", "resume", "strays"):
+        assert "the database orca on 127.0.0.1:1 cannot be reached" in run(*command.split(), **without).sentence, (
+            command
+        )
+
+
 def test_a_passphrase_file_that_is_not_there_or_empty(run: Run, complete: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
     for name in ("missing", "empty"):
-        said = run("status", **{**complete, "PULUMI_CONFIG_PASSPHRASE_FILE": str(tmp_path / name)})
+        said = run("env", **{**complete, "PULUMI_CONFIG_PASSPHRASE_FILE": str(tmp_path / name)})
         assert said.code == 2
         assert said.sentence == f"PULUMI_CONFIG_PASSPHRASE_FILE names {tmp_path / name}, which is missing or empty"
 
@@ -274,7 +284,7 @@ def test_exit_codes_tell_what_the_user_has_to_mend_from_what_did_not_work_out(
     def fail() -> None:
         raise error
 
-    monkeypatch.setattr(cli, "open_for_command", fail)
+    monkeypatch.setattr(program, "open_for_command", fail)
     said = run("status")
     assert (said.code, said.sentence) == (code, "mend it")
 
@@ -283,7 +293,7 @@ def test_ctrl_c_is_130_without_a_word(run: Run, monkeypatch: pytest.MonkeyPatch)
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "open_for_command", interrupt)
+    monkeypatch.setattr(program, "open_for_command", interrupt)
     said = run("status")
     assert said.code == 130
     assert "Traceback" not in said.err
@@ -293,7 +303,7 @@ def test_what_an_error_quotes_does_not_act_on_the_terminal(run: Run, monkeypatch
     def fail() -> None:
         raise Transient("the cloud said \x1b[2J\x07\r\udc80 [red]no[/]")
 
-    monkeypatch.setattr(cli, "open_for_command", fail)
+    monkeypatch.setattr(program, "open_for_command", fail)
     assert run("status").sentence == "the cloud said ?[2J??? [red]no[/]"
 
 
@@ -310,7 +320,7 @@ def test_the_program_itself_says_one_sentence_and_leaves(tmp_path: Path, how: li
     command = [sys.executable, *how] if how[0] == "-m" else how
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
     result = subprocess.run(
-        [*command, "check"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=30
+        [*command, "check"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=240
     )
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == "orca-infra: orca.toml: no such file; write it, or name another with ORCA_CONFIG\n"
@@ -330,7 +340,7 @@ def test_a_reader_that_leaves_early_is_no_traceback(tmp_path: Path) -> None:
             stderr=subprocess.PIPE,
             text=True,
             check=False,
-            timeout=30,
+            timeout=240,
         )
     finally:
         os.close(writing)
@@ -417,7 +427,7 @@ def test_check_refuses_what_the_policies_do_not_allow(run: Run, tmp_path: Path) 
 
 
 def test_times_for_programs_are_iso_8601(capsys: pytest.CaptureFixture[str]) -> None:
-    cli.print_json({"at": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)})
+    print_json({"at": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)})
     assert json.loads(capsys.readouterr().out) == {"at": "2026-01-02T03:04:05+00:00"}
 
 
@@ -434,5 +444,5 @@ def test_a_command_starts_without_what_only_others_need() -> None:
         "urllib3",
     ]
     code = f"import sys, orca_infra.cli; print(*[name for name in {heavy!r} if name in sys.modules])"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240)
     assert said.stdout.split() == []

@@ -20,8 +20,9 @@ import pytest
 from orca_infra.errors import SetupError
 from orca_infra.process import is_alive
 from orca_infra.testing import cluster_files
-from orca_infra.testing.cluster_files import OwnedFolder, authority_of, kubeconfig, remove_leftovers, reserve_port
+from orca_infra.testing.cluster_files import OwnedFolder, authority_of, kubeconfig, remove_leftovers
 from orca_infra.testing.cluster_process import ServerProcess, Starter, find_program
+from orca_infra.testing.ports import reserve_port
 
 MAKE_AND_SLEEP = """
 import sys, time
@@ -74,11 +75,11 @@ def test_what_still_runs_in_a_left_folder_is_ended_and_what_only_reads_in_it_is_
     ):
         try:
             # The first look at a new process can come before its exec.
-            deadline = time.monotonic() + 5
+            deadline = time.monotonic() + 120
             while b"--data-dir" not in Path(f"/proc/{left.pid}/cmdline").read_bytes() and time.monotonic() < deadline:
                 time.sleep(0.01)
             assert remove_leftovers(tmp_path) == [folder.path]
-            assert left.wait(5) == -signal.SIGKILL
+            assert left.wait() == -signal.SIGKILL
             assert reader.poll() is None
         finally:
             left.kill()
@@ -147,7 +148,7 @@ def starter() -> Iterator[Starter]:
 
 
 def wait_for_end(process: ServerProcess) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         process.check()
         time.sleep(0.01)
@@ -205,7 +206,7 @@ def test_processes_end_with_their_starter(tmp_path: Path) -> None:
     process.start(starter)
     identity = process.identity()
     assert identity is not None
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 120
     while Path(f"/proc/{identity.pid}/comm").read_text() != "sleep\n":  # setpriv is past its prctl
         assert time.monotonic() < deadline
         time.sleep(0.01)

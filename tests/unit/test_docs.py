@@ -90,7 +90,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=240,
     )
     assert said.returncode == 0, said.stderr
 

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -97,19 +97,19 @@ def test_an_orca_toml_of_50_mb_is_refused_without_being_read_and_the_last_good_o
     ],
 )
 def test_a_key_of_many_parts_is_refused_at_once(text: str) -> None:
-    started = time.monotonic()
+    started = time.thread_time()
     with pytest.raises(ConfigError, match=r"orca.toml:\d+: a key of more than 20 parts"):
         parse_config(text, "orca.toml")
-    assert time.monotonic() - started < 5
+    assert time.thread_time() - started < 5
 
 
 def test_no_file_of_the_allowed_size_takes_long_to_read() -> None:
     """The worst that is left: lines of the longest keys that are read at all, and pools as many as fit."""
     lines = "\n".join("[" + ".".join(["a"] * 18) + f".b{number}]" for number in range(25_000))[: 1024 * 1024]
-    started = time.monotonic()
+    started = time.thread_time()
     with pytest.raises(ConfigError):
         parse_config(lines.rpartition("\n")[0], "orca.toml")
-    assert time.monotonic() - started < 20
+    assert time.thread_time() - started < 20
 
 
 @pytest.mark.parametrize(
@@ -372,19 +372,19 @@ def test_a_variable_that_is_no_text_is_refused_at_the_start_and_not_at_every_adm
 @pytest.mark.parametrize(
     "way", ["endless body", "endless header", "a byte now and then", "informational answers for ever"]
 )
-def test_a_registry_that_never_ends_its_answer_is_given_up_in_its_time_and_asked_by_one_thread(way: str) -> None:
+def test_a_registry_that_never_ends_its_answer_is_given_up_in_its_time_and_asked_by_one_thread(
+    way: str, wait_until: Callable[..., None]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         threading.Thread(target=_never_end, args=(listening, way), daemon=True).start()
         image = f"127.0.0.1:{listening.getsockname()[1]}/worker:1"
         clock = itertools.count(0, 3600)  # no answer is kept
         asked = RegistryArchitectures(whole_seconds=0.5, logins=lambda _: None, clock=lambda: next(clock))
         before = threading.active_count()
-        started = time.monotonic()
         for _ in range(3):
             with pytest.raises((Transient, Refused)):
                 asked(image)
-        assert time.monotonic() - started < 10
-        assert threading.active_count() <= before + 2  # one that asks, one that answers
+        wait_until(lambda: threading.active_count() <= before + 2, 10, "one that asks, one that answers")
 
 
 def _never_end(listening: socket.socket, way: str) -> None:
@@ -402,7 +402,7 @@ def _answer_without_end(connection: socket.socket, way: str) -> None:
             connection.sendall(head + b"\r\n")
         elif way != "informational answers for ever":
             connection.sendall(head + b"X-Long: ")
-        for _ in range(100_000):
+        while True:
             if way == "a byte now and then":
                 time.sleep(0.05)
                 connection.sendall(b"x")

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -276,21 +277,17 @@ def test_redirects_come_to_an_end(registry: Images) -> None:
 def test_a_registry_that_drips_its_answer_is_not_waited_for(registry: Images) -> None:
     def drip(handler: Any) -> bool:
         handler.send_response(200)
-        handler.send_header("Content-Length", "1000")
+        handler.send_header("Content-Length", "1000000")
         handler.end_headers()
-        for _ in range(60):
-            try:
+        with suppress(OSError):
+            while True:
                 handler.wfile.write(b" ")
                 time.sleep(0.1)
-            except OSError:
-                break
         return True
 
     registry.hook = drip
-    began = time.monotonic()
     with pytest.raises(Transient):
         ask(registry, seconds=0.5)
-    assert time.monotonic() - began < 4
 
 
 def test_a_registry_that_is_away_is_transient() -> None:

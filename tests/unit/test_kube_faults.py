@@ -24,7 +24,10 @@ from orca_infra.kube.errors import Busy, ContainerWaiting, Expired, KindMissing,
 from orca_infra.kube.kinds import JOB, POD, RUNTIME_POOL, SECRET, Ref
 from orca_infra.kube.watching import Gone, Heard, Relisted, Seen, Trouble
 
-QUICK = Deadlines(connect_seconds=1.0, read_seconds=0.6, whole_seconds=1.0)
+#: Those of the tests that are not about deadlines: no machine is that slow.
+PATIENT = Deadlines(connect_seconds=60.0, read_seconds=60.0, whole_seconds=120.0)
+#: A server that hangs is not waited for; one that answers on a busy machine is.
+HASTY = Deadlines(connect_seconds=60.0, read_seconds=1.5, whole_seconds=60.0)
 X = Ref(kind=POD, namespace="runs", name="x")
 
 Answer = Callable[["Handler"], None]
@@ -103,6 +106,12 @@ def kube(server: Server, tmp_path: Path) -> Iterator[Kube]:
 
 
 @pytest.fixture
+def hasty(server: Server, tmp_path: Path) -> Iterator[Kube]:
+    with connect(f"http://127.0.0.1:{server.server_address[1]}", tmp_path, deadlines=HASTY) as connected:
+        yield connected
+
+
+@pytest.fixture
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorter waits between tries; how they grow stays as it is."""
     monkeypatch.setattr(watching, "_BACKOFF_SECONDS", 0.03)
@@ -110,7 +119,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "_WAIT_SECONDS", 0.01)
 
 
-def connect(url: str, folder: Path, token: str = "t0ken") -> Kube:
+def connect(url: str, folder: Path, token: str = "t0ken", deadlines: Deadlines = PATIENT) -> Kube:
     config = {
         "current-context": "c",
         "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
@@ -118,7 +127,7 @@ def connect(url: str, folder: Path, token: str = "t0ken") -> Kube:
         "users": [{"name": "u", "user": {"token": token}}],
     }
     (folder / "kubeconfig").write_text(json.dumps(config))
-    return Kube.connect(kubeconfig=folder / "kubeconfig", deadlines=QUICK)
+    return Kube.connect(kubeconfig=folder / "kubeconfig", deadlines=deadlines)
 
 
 def json_of(content: object, code: int = 200, **headers: str) -> Answer:
@@ -136,7 +145,7 @@ def fails(
 
 
 def hang(handler: Handler) -> None:
-    handler.server.over.wait(20)
+    handler.server.over.wait(240)
     handler.close_connection = True
 
 
@@ -176,7 +185,7 @@ def bookmark(version: int) -> bytes:
     return line("BOOKMARK", {"kind": "Pod", "metadata": {"resourceVersion": str(version)}})
 
 
-def watch(kube: Kube, silence_seconds: float = 5.0, stop: threading.Event | None = None) -> list[tuple[str, str]]:
+def watch(kube: Kube, silence_seconds: float = 60.0, stop: threading.Event | None = None) -> list[tuple[str, str]]:
     events = kube.watch(
         POD,
         namespace="runs",
@@ -187,7 +196,7 @@ def watch(kube: Kube, silence_seconds: float = 5.0, stop: threading.Event | None
     return [(event.what, event.resource_version) for event in events]
 
 
-def follow(kube: Kube, enough: int, silence_seconds: float = 5.0) -> list[Any]:
+def follow(kube: Kube, enough: int, silence_seconds: float = 60.0) -> list[Any]:
     """The first changes of a follow, which is then stopped."""
     stop = threading.Event()
     changes = []
@@ -330,29 +339,33 @@ def test_reads_are_tried_again_and_writes_are_not(server: Server, kube: Kube) ->
     assert len(server.asked) == 4
 
 
-def test_reads_are_given_up_after_a_bounded_time(server: Server, kube: Kube) -> None:
+def test_reads_are_given_up_after_a_bounded_number_of_tries(server: Server, kube: Kube) -> None:
     server.answer(then=fails(500, "always"))
     with pytest.raises(Transient, match="always"):
         kube.get(X)
     assert len(server.asked) <= 3
+
+
+def test_reads_are_given_up_after_a_bounded_time(server: Server, hasty: Kube) -> None:
     server.answer(then=hang)
-    began = time.monotonic()
     with pytest.raises(Transient, match="did not answer in time"):
-        kube.list(POD)
-    assert time.monotonic() - began < 2
+        hasty.list(POD)
 
 
-def test_a_trickling_answer_has_a_deadline(server: Server, kube: Kube) -> None:
+def test_a_trickling_answer_has_a_deadline(server: Server, tmp_path: Path) -> None:
     def trickle(handler: Handler) -> None:
         handler.begin()
         while not handler.server.over.wait(0.2):
             handler.chunk(b" ")
 
     server.answer(then=trickle)
-    began = time.monotonic()
-    with pytest.raises(Transient, match="not whole after 1 s"):
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    deadlines = Deadlines(connect_seconds=60.0, read_seconds=60.0, whole_seconds=1.0)
+    with (
+        connect(url, tmp_path, deadlines=deadlines) as kube,
+        pytest.raises(Transient, match="not whole after 1 s"),
+    ):
         kube.get(X)
-    assert time.monotonic() - began < 3
 
 
 def test_a_cut_answer_is_a_fault(server: Server, kube: Kube) -> None:
@@ -498,9 +511,10 @@ def test_an_empty_list_as_go_writes_it(server: Server, kube: Kube) -> None:
 def test_a_watch_gives_what_happens_and_ends_with_its_connection(server: Server, kube: Kube) -> None:
     content = line("ADDED", pod("a", 11)) + line("MODIFIED", pod("a", 12, annotations={"odd": "\u0085\u2028"}))
     server.answer(stream(content[:30], content[30:200], content[200:], bookmark(15), line("DELETED", pod("a", 16))))
-    assert watch(kube) == [("ADDED", "11"), ("MODIFIED", "12"), ("BOOKMARK", "15"), ("DELETED", "16")]
+    found = watch(kube, silence_seconds=50.0)
+    assert found == [("ADDED", "11"), ("MODIFIED", "12"), ("BOOKMARK", "15"), ("DELETED", "16")]
     query = server.asked[0].query
-    assert (query["resourceVersion"], query["allowWatchBookmarks"], query["timeoutSeconds"]) == ("10", "true", "4")
+    assert (query["resourceVersion"], query["allowWatchBookmarks"], query["timeoutSeconds"]) == ("10", "true", "40")
 
 
 def test_a_line_is_not_split_at_what_json_may_hold(server: Server, kube: Kube) -> None:
@@ -514,12 +528,12 @@ def test_a_silent_watch_ends_by_our_own_deadline(server: Server, kube: Kube) -> 
     began = time.monotonic()
     with pytest.raises(Silent, match="nothing heard for 0.7 s"):
         watch(kube, silence_seconds=0.7)
-    assert 0.6 < time.monotonic() - began < 3
+    assert time.monotonic() - began > 0.6
 
 
-def test_a_watch_may_be_quiet_for_longer_than_an_answer_may_take(server: Server, kube: Kube) -> None:
-    server.answer(stream(lambda handler: time.sleep(2 * QUICK.read_seconds), bookmark(11)))
-    assert watch(kube) == [("BOOKMARK", "11")]
+def test_a_watch_may_be_quiet_for_longer_than_an_answer_may_take(server: Server, hasty: Kube) -> None:
+    server.answer(stream(lambda handler: time.sleep(1.5 * HASTY.read_seconds), bookmark(11)))
+    assert watch(hasty) == [("BOOKMARK", "11")]
 
 
 @pytest.mark.parametrize("by", ["stop", "close"])
@@ -528,13 +542,12 @@ def test_a_watch_that_waits_is_ended_from_outside(server: Server, kube: Kube, by
     stop = threading.Event()
     act = stop.set if by == "stop" else kube.close
     threading.Timer(0.3, act).start()
-    began = time.monotonic()
     if by == "stop":
-        assert watch(kube, silence_seconds=30.0, stop=stop) == [("BOOKMARK", "11")]
+        assert watch(kube, silence_seconds=240.0, stop=stop) == [("BOOKMARK", "11")]
     else:
-        with pytest.raises(Transient):
-            watch(kube, silence_seconds=30.0, stop=stop)
-    assert time.monotonic() - began < 2
+        with pytest.raises(Transient) as ended:
+            watch(kube, silence_seconds=240.0, stop=stop)
+        assert not isinstance(ended.value, Silent)
 
 
 @pytest.mark.parametrize(
@@ -611,17 +624,19 @@ def test_a_server_that_always_forgets_is_not_asked_in_a_tight_loop(server: Serve
 
     server.answer(then=forgets)
     stop = threading.Event()
-    threading.Timer(1.5, stop.set).start()
-    changes = list(kube.follow(POD, namespace="runs", silence_seconds=5.0, stop=stop))
+    troubles = 0
+    for change in kube.follow(POD, namespace="runs", silence_seconds=60.0, stop=stop):
+        troubles += isinstance(change, Trouble)
+        if troubles == 3:
+            stop.set()
     assert len(server.asked) < 20
-    assert Trouble in map(type, changes)
 
 
 def test_a_watch_that_always_ends_at_once_is_not_asked_in_a_tight_loop(server: Server, kube: Kube) -> None:
     server.answer(page("a"), then=stream())
     stop = threading.Event()
     threading.Timer(1.0, stop.set).start()
-    list(kube.follow(POD, namespace="runs", silence_seconds=5.0, stop=stop))
+    list(kube.follow(POD, namespace="runs", silence_seconds=60.0, stop=stop))
     assert len(server.asked) < 6
 
 
@@ -645,7 +660,7 @@ def test_no_fault_of_the_server_empties_a_follow(server: Server, kube: Kube) -> 
 @pytest.mark.usefixtures("_soon")
 def test_a_silent_follow_connects_anew(server: Server, kube: Kube) -> None:
     server.answer(page("a"), stream(hang), stream(bookmark(12)))
-    changes = follow(kube, 3, silence_seconds=0.5)
+    changes = follow(kube, 3, silence_seconds=1.5)
     assert [type(change) for change in changes] == [Relisted, Trouble, Heard]
     assert isinstance(changes[1].error, Silent)
 
@@ -653,14 +668,14 @@ def test_a_silent_follow_connects_anew(server: Server, kube: Kube) -> None:
 # ---- logs
 
 
-def test_a_followed_log_may_be_quiet_and_is_whole_only_when_it_ends_well(server: Server, kube: Kube) -> None:
+def test_a_followed_log_may_be_quiet_and_is_whole_only_when_it_ends_well(server: Server, hasty: Kube) -> None:
     server.answer(
-        stream(b"one\n", lambda handler: time.sleep(2 * QUICK.read_seconds), b"two \xff\n"),
+        stream(b"one\n", lambda handler: time.sleep(1.5 * HASTY.read_seconds), b"two \xff\n"),
         stream(b"one\n", whole=False),
     )
-    assert b"".join(kube.logs("runs", "x", follow=True, container="c")) == b"one\ntwo \xff\n"
+    assert b"".join(hasty.logs("runs", "x", follow=True, container="c")) == b"one\ntwo \xff\n"
     assert server.asked[0].query == {"follow": "true", "container": "c"}
-    pieces = kube.logs("runs", "x", follow=True)
+    pieces = hasty.logs("runs", "x", follow=True)
     assert next(pieces) == b"one\n"
     with pytest.raises(Transient):
         next(pieces)
@@ -669,10 +684,10 @@ def test_a_followed_log_may_be_quiet_and_is_whole_only_when_it_ends_well(server:
 def test_a_quiet_log_is_ended_by_stop(server: Server, kube: Kube) -> None:
     server.answer(stream(b"one\n", hang))
     stop = threading.Event()
+    pieces = kube.logs("runs", "x", follow=True, stop=stop)
+    assert next(pieces) == b"one\n"
     threading.Timer(0.3, stop.set).start()
-    began = time.monotonic()
-    assert list(kube.logs("runs", "x", follow=True, stop=stop)) == [b"one\n"]
-    assert time.monotonic() - began < 2
+    assert list(pieces) == []
 
 
 def test_a_log_that_cannot_be_had_says_why(server: Server, kube: Kube) -> None:
@@ -710,16 +725,16 @@ def test_many_streams_are_open_at_once(server: Server, kube: Kube) -> None:
     heard = threading.Semaphore(0)
 
     def one() -> None:
-        for _ in kube.watch(POD, resource_version="1", silence_seconds=30.0, stop=stop):
+        for _ in kube.watch(POD, resource_version="1", silence_seconds=240.0, stop=stop):
             heard.release()
 
     threads = [threading.Thread(target=one, daemon=True) for _ in range(120)]
     for thread in threads:
         thread.start()
-    assert all(heard.acquire(timeout=10) for _ in threads)
+    assert all(heard.acquire(timeout=120) for _ in threads)
     stop.set()
     for thread in threads:
-        thread.join(5)
+        thread.join(120)
     assert not any(thread.is_alive() for thread in threads)
 
 

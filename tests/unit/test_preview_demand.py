@@ -212,12 +212,25 @@ def test_the_decisions_of_machines_runs_and_runtimes(config: Config) -> None:
     assert (decisions.made, decisions.removed) == (2, 1)
     assert any(scope == "machines" and acts and "make 2 machines for gpu" in text for scope, acts, text in said)
     assert any(scope == "machines" and acts and "remove orca-cpu-1 (Idle)" in text for scope, acts, text in said)
-    assert ("runs", True, "start run 7 of reports with 2 workers, queued for 1 h") in said
+    start = "start run 7 of reports, start 1 with 2 workers: it has been queued for 3600 s, and nothing holds it"
+    assert ("runs", True, start) in said
     assert any(scope == "runs" and text.startswith("end start 1 of run 6 (Ended)") for scope, _, text in said)
-    assert ("runtimes", True, "bear 1 Pod for runtime pool warm") in said
+    assert any(scope == "runtimes" and acts and text.startswith("bear 1 Pod for warm") for scope, acts, text in said)
+    assert ("runtimes", False, "say of warm that 0 of 2 are warm and 0 assigned: Filling") in said
     assert cost.now == Price(per_hour=2.5 + 0.1, unpriced=1)
     # Four of 2.5, and of max_machines_total one more of 0.1.
     assert cost.most == Price(per_hour=10.1)
+
+
+def test_of_many_decisions_of_a_kind_the_first_are_named_and_the_others_counted(config: Config) -> None:
+    [run] = RUNS.queued
+    many = replace(RUNS, queued=tuple(replace(run, run=number) for number in range(100, 125)))
+    assert DEMAND.run_limits is not None
+    limits = replace(DEMAND.run_limits, budget_millis=None)
+    decisions, _ = decide_all(replace(DEMAND, runs=many, run_limits=limits), config, "x", None)
+    started = [one.sentence for one in decisions.decided if one.sentence.startswith("start ")]
+    assert started[19].startswith("start run 119 of reports")
+    assert started[20:] == ["start 5 more of reports"]
 
 
 def test_the_policies_of_here_hold_or_else_those_of_where_the_file_was_made(config: Config) -> None:
@@ -296,7 +309,7 @@ def test_with_a_file_neither_database_nor_engine_is_asked(call: Call, file: Path
     done = call(file.parent, "--demand", "demand.json", "--format", "markdown", "--before", "before.toml")
     assert done.returncode == 2, done.stderr
     assert done.stderr == ""
-    assert "| Decisions | 5 to act on: machines +2 -1 |" in done.stdout
+    assert "| Decisions | 6 to act on: machines +2 -1 |" in done.stdout
     assert (
         "| Machines an hour, by the decisions | 2.60 or more: 1 machine of types without a price → 7.50 or more"
         in done.stdout

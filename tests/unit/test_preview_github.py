@@ -275,7 +275,7 @@ class Runner:
                 env={**self.base, **filled},
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=240,
                 check=False,
             )
             said += done.stdout + done.stderr

@@ -11,6 +11,10 @@ select pg_backend_pid()
 -- Not when another server process answers than before: the lock would then be left with a process that is not ours.
 select pg_backend_pid() = %(pid)s, case when pg_backend_pid() = %(pid)s then pg_try_advisory_lock(hashtextextended('orca.leader', 0)) end
 
+-- name: release
+-- A server process that is left frees its locks only once it notices.
+select pg_advisory_unlock(hashtextextended('orca.leader', 0))
+
 -- name: begin_lead
 select orca.begin_lead(%(holder)s)
 

@@ -6,7 +6,7 @@ The machine's process writes this itself, because whoever made it may be killed 
 lock and only while its record is there, so that a machine that was deleted meanwhile never comes up. Here is also how a
 cloud's folder looks on disk, which `local_cloud` shares:
 
-    cloud.json, faults.json, lock
+    cloud.json, faults.json, hurried, lock
     machines/<name>/record.json    what was asked for and what was given; there from the machine's first instant
                     process.json   pid, start and boot; there once it boots
                     console.log    what it prints
@@ -34,7 +34,7 @@ RECORD = "record.json"
 PROCESS = "process.json"
 CONSOLE = "console.log"
 
-BOOT_SECONDS = 10.0
+BOOT_SECONDS = 60.0
 """A record that has no process after this is a machine that is stopped, and its launcher, should it still come, gives up."""
 
 _LOCK_SECONDS = 30.0

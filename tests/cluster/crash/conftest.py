@@ -14,7 +14,7 @@ import pytest
 
 from orca_infra.db.connection import Database
 from orca_infra.kube.client import Kube
-from orca_infra.kube.kinds import CRD, JOB, NAMESPACE, POD, Object, Ref
+from orca_infra.kube.kinds import JOB, NAMESPACE, POD, Object, Ref
 from orca_infra.kube.labels import ROLE_LABEL, STACK_LABEL
 from orca_infra.log import make_log
 from orca_infra.loop.leader import holder
@@ -22,10 +22,10 @@ from orca_infra.loop.passes import PassResult
 from orca_infra.loop.run import Loop
 from orca_infra.machines.providers.local_cloud import LocalCloud
 from orca_infra.process import ProcessId, boot_id, is_alive
-from orca_infra.runtimes.crds import runtime_environment_crd, runtime_pool_crd
 from orca_infra.settings import read_settings
 from orca_infra.surroundings import Surroundings, open_surroundings
 from orca_infra.testing.cluster import TestCluster
+from orca_infra.testing.definitions import define_runtimes
 
 PROGRAM = Path(__file__).parent / "die_at.py"
 TOML = """
@@ -69,7 +69,7 @@ class World:
         return Loop(self.surroundings, make_log(form="json"))
 
     def pass_with(self, loop: Loop) -> PassResult:
-        """One pass, once the engines of earlier loops have ended and nothing on the cluster is going away."""
+        """One pass, once the engines of earlier loops have ended, and nothing on the cluster is coming or going away."""
         self.wait_until(self.is_quiet, 60, "engines and deletions to end")
         self.wait_until(lambda: not holder(self.surroundings.url), 10, "Postgres to notice the loop's end")
         return loop.run_once()
@@ -82,7 +82,7 @@ class World:
         environment = {**os.environ, **self.environment, "STANDING": str(standing)}
         command = [sys.executable, str(PROGRAM), scope, step]
         process = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=120, check=False, start_new_session=True
+            command, env=environment, capture_output=True, text=True, timeout=500, check=False, start_new_session=True
         )
         assert process.returncode == -signal.SIGKILL, f"it never came to that step:\n{process.stderr}"
 
@@ -98,7 +98,7 @@ class World:
         items = [
             item for kind in (JOB, POD) for namespace in (self.runs, self.pods) for item in self.seen(kind, namespace)
         ]
-        return not any("deletionTimestamp" in item["metadata"] for item in items)
+        return not any(is_changing(item) for item in items)
 
     def seen(self, kind: Any, namespace: str, **labels: str) -> list[Object]:
         return list(self.kube.list(kind, namespace=namespace, labels=labels).items)
@@ -149,18 +149,20 @@ class World:
         return int(self.rows("select count(*) as n from orca.engine_operations")[0]["n"])
 
 
+def is_changing(item: Object) -> bool:
+    """Whether it is going away, or a Pod that does not run yet, or a Job that has no Pod yet."""
+    status = item.get("status") or {}
+    if "deletionTimestamp" in item["metadata"]:
+        return True
+    if "containers" in item["spec"]:
+        return bool(status.get("phase") == "Pending")
+    return not any(status.get(count) for count in ("ready", "succeeded", "failed"))
+
+
 @pytest.fixture(scope="module")
-def kube(cluster: TestCluster, wait_until: Callable[..., None]) -> Iterator[Kube]:
+def kube(cluster: TestCluster) -> Iterator[Kube]:
     with Kube.connect(kubeconfig=cluster.kubeconfig) as kube:
-        for crd in (runtime_pool_crd(), runtime_environment_crd()):
-            kube.apply(crd, manager="test", force=True)
-            ref = Ref(kind=CRD, name=crd["metadata"]["name"])
-
-            def established(ref: Ref = ref) -> bool:
-                conditions = ((kube.get(ref) or {}).get("status") or {}).get("conditions") or []
-                return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
-
-            wait_until(established, 20)
+        define_runtimes(kube)
         yield kube
 
 

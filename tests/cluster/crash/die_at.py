@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any, BinaryIO, NoReturn
 
-from orca_infra.cli_cluster import launch_hands
+from orca_infra.cli.runtimes import launch_hands
 from orca_infra.kube.client import Kube
 from orca_infra.kube.kinds import JOB, POD
 from orca_infra.log import make_log

@@ -7,7 +7,6 @@ writes the page anew.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orca_infra.cli_cluster import launch_hands
+from orca_infra.cli.runtimes import launch_hands
 from orca_infra.kube.kinds import JOB, POD, SECRET, SERVICE, Object, Ref
 from orca_infra.kube.labels import ROLE_LABEL, RUN_LABEL
 from orca_infra.loop.run import Loop
@@ -130,13 +129,13 @@ def begin_machines(w: World, row: Row, loop: Loop) -> None:
     w.queue("work", "worker:p")
     if row.begin == "make":
         if row.step == "in the up":
-            w.cloud.arm("create", "", seconds=2)
+            w.cloud.arm("create", "", seconds=3600)
         return
     w.settle(loop, w.cloud.list)
     w.wait_until(lambda: w.rows("select from orca.runs where state = 'succeeded'"), 30, "the run's end")
     w.execute("update orca.pool_machines set drain_at = now(), drain_now = true")
     if row.step == "in the deletion":
-        w.cloud.arm("delete", "", seconds=2)
+        w.cloud.arm("delete", "", seconds=3600)
 
 
 def left_of_machines(w: World, _row: Row) -> str:
@@ -178,15 +177,16 @@ def begin_runs(w: World, row: Row, loop: Loop) -> None:
             "update orca.runs set state = 'succeeded', ended_at = now() where id = %(id)s", {"id": run["id"]}
         )
     if row.begin == "finish":
-        w.settle(loop, lambda: is_gone_soon(w))
+        w.settle(loop, lambda: is_swept(w))
         assert w.rows("select from orca.run_clusters where run = %(id)s and ended_at is null", id=run["id"])
 
 
-def is_gone_soon(w: World) -> bool:
+def is_swept(w: World) -> bool:
     """Whether the objects go without another pass; they do not while the driver's log is kept."""
-    with contextlib.suppress(AssertionError):
-        w.wait_until(lambda: not objects_of_target(w), 5)
-    return not objects_of_target(w)
+    if any(item["kind"] == "Job" for item in objects_of_target(w)):
+        return False
+    w.wait_until(lambda: not objects_of_target(w), 20, "what the Job owned goes with it")
+    return True
 
 
 def objects_of_target(w: World) -> list[Object]:
@@ -333,6 +333,8 @@ def check(w: World, row: Row) -> None:
     warm = {item["metadata"]["uid"] for item in w.seen(POD, w.pods)} if row.scope == "runtimes" else set()
     w.die(row.scope, row.step.partition(", and")[0])
     assert left(w, row) in row.left.split(" / ")
+    if row.scope == "machines":
+        w.cloud.hurry()
 
     loop = w.loop()
     for _ in range(PASSES_MOST):

@@ -102,7 +102,7 @@ def _room(surroundings: Surroundings, kube: Kube, environment: dict[str, str], w
         surroundings.database,
         backend_url=surroundings.engine.backend_url,
         verify=lambda: None,
-        deadline_seconds=60,
+        deadline_seconds=300,
     )
     passes = RunPasses(
         surroundings, kube, recorded, environ=environment, verify=lambda: None, log=make_log(form="text")

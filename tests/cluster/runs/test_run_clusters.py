@@ -107,19 +107,20 @@ def test_the_budget_admits_oldest_first_and_says_what_waits(room: Room) -> None:
 def test_a_killed_up_is_adopted_by_the_next_cohort_with_all_uids(room: Room) -> None:
     """At 20 random moments of ups of 8 run clusters the engine is killed: the next pass makes the rest."""
     random = Random(20261129)
-    adopted = sum(_kill_and_adopt(room, number, random.uniform(0.3, 1.9)) for number in range(20))
-    assert adopted, "no kill came while objects were being made: the moments are wrong"
+    adopted = [_kill_and_adopt(room, number, random.randrange(39)) for number in range(20)]
+    assert any(0 < made < 40 for made in adopted), "no kill came while objects were being made"
     room.until(lambda: not room.rows("select * from orca.cohorts"))
 
 
-def _kill_and_adopt(room: Room, number: int, moment: float) -> int:
-    """One kill and one recovery; gives how many objects had been made before the kill."""
+def _kill_and_adopt(room: Room, number: int, objects: int) -> int:
+    """One kill, once so many objects are there, and one recovery; gives how many had been made by then."""
     room.queue(f"killed-{number}", runs=8)
-    killer = threading.Timer(moment, _kill_engine, [room])
+    over = threading.Event()
+    killer = threading.Thread(target=_kill_engine, args=(room, objects, over))
     killer.start()
     with suppress(OrcaError):
         room.passes.run()
-    killer.cancel()
+    over.set()
     killer.join()
     before = room.uids()
     heir = room.again()
@@ -131,9 +132,13 @@ def _kill_and_adopt(room: Room, number: int, moment: float) -> int:
     return len(before)
 
 
-def _kill_engine(room: Room) -> None:
-    for row in room.rows("select pid from orca.engine_operations where ended_at is null and pid is not null"):
-        os.kill(row["pid"], signal.SIGKILL)
+def _kill_engine(room: Room, objects: int, over: threading.Event) -> None:
+    while not over.is_set():
+        engines = room.rows("select pid from orca.engine_operations where ended_at is null and pid is not null")
+        if engines and len(room.uids()) >= objects:
+            for row in engines:
+                os.kill(row["pid"], signal.SIGKILL)
+            return
 
 
 def test_one_refused_object_stops_no_other_and_ends_its_start_in_the_servers_words(room: Room) -> None:

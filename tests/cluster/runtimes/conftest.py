@@ -18,12 +18,11 @@ import yaml  # type: ignore[import-untyped]
 
 from orca_infra.db.connection import Database
 from orca_infra.kube.client import Kube
-from orca_infra.kube.kinds import CRD, EVENT, NODE, POD, RUNTIME_POOL, SECRET, Object, Ref
+from orca_infra.kube.kinds import EVENT, NODE, POD, RUNTIME_POOL, SECRET, Object, Ref
 from orca_infra.log import make_log
 from orca_infra.record.codec import decode, encode
 from orca_infra.record.decided import RuntimesDecided
 from orca_infra.runtimes.apply import RuntimeHands, apply
-from orca_infra.runtimes.crds import runtime_environment_crd, runtime_pool_crd
 from orca_infra.runtimes.decide import decide
 from orca_infra.runtimes.launch import Launch, LaunchHands, LaunchRequest, launch
 from orca_infra.runtimes.model import RuntimeLimits, RuntimePlan
@@ -32,6 +31,7 @@ from orca_infra.stack.cohorts import Cohorts
 from orca_infra.stack.engine import Engine, EngineConfig
 from orca_infra.stack.operations import RecordedEngine
 from orca_infra.testing.cluster import TestCluster
+from orca_infra.testing.definitions import define_runtimes
 
 POOL_FILE = Path(__file__).parents[2] / "data" / "runtime-pool.yaml"
 STACK_ID = "astackoftests234"
@@ -203,20 +203,12 @@ class Room:
 
 
 @pytest.fixture(scope="module")
-def kube(cluster: TestCluster, wait_until: Callable[..., None]) -> Iterator[Kube]:
+def kube(cluster: TestCluster) -> Iterator[Kube]:
     """The cluster with the two CRDs, and with the labels on its node that the pool's affinity asks for."""
     with Kube.connect(kubeconfig=cluster.kubeconfig) as kube:
-        for crd in (runtime_pool_crd(), runtime_environment_crd()):
-            kube.apply(crd, manager="test", force=True)
-        for crd in (runtime_pool_crd(), runtime_environment_crd()):
-            ref = Ref(kind=CRD, name=crd["metadata"]["name"])
-            wait_until(lambda ref=ref: conditions_of(kube.get(ref)).get("Established") == "True", 20)
+        define_runtimes(kube)
         label_node(kube, NODE_LABELS)
         yield kube
-
-
-def conditions_of(item: Object | None) -> dict[str, str]:
-    return {one["type"]: one["status"] for one in ((item or {}).get("status") or {}).get("conditions") or []}
 
 
 def label_node(kube: Kube, labels: dict[str, str] | dict[str, None]) -> None:
@@ -237,7 +229,7 @@ def room_in(namespace: str, cluster: TestCluster, kube: Kube, url: str, folder: 
         database,
         backend_url=backend_url,
         verify=lambda: None,
-        deadline_seconds=60,
+        deadline_seconds=300,
     )
     cohorts = Cohorts("runtimes", "test", STACK_ID, database=database, engine=recorded, log=log)
     hands = RuntimeHands(database=database, kube=kube, cohorts=cohorts, stack_id=STACK_ID, verify=lambda: None, log=log)

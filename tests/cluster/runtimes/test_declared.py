@@ -17,7 +17,7 @@ from orca_infra.stack.tools import require_tool
 from orca_infra.surroundings import open_surroundings
 from orca_infra.testing.cluster import TestCluster
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 FILE = """\
 [pools]
@@ -73,7 +73,7 @@ def pulumi(tmp_path: Path, database_url: str, fresh: TestCluster) -> Callable[..
             capture_output=True,
             text=True,
             check=False,
-            timeout=200,
+            timeout=600,
         )
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr

@@ -47,7 +47,7 @@ def test_a_loop_that_was_away_culls_what_expired_meanwhile_and_charges_no_more_t
         transaction.run(
             "update orca.runtime_pods set ready_at = ready_at - interval '1 hour' where taken_at is not null"
         )
-        transaction.run("update orca.runtimes set expires_at = now() + interval '9 s' where user_name = 'john'")
+        transaction.run("update orca.runtimes set expires_at = now() + interval '50 s' where user_name = 'john'")
     assert [line.credits for line in read_usage(room.database, "jane")] == [pytest.approx(120)]
     with pytest.raises(Refused, match="the time of runtime .* is over"):
         extend_runtime(room.launching, expired.id, 60)
@@ -82,7 +82,7 @@ def test_a_pass_says_when_the_next_has_to_be_made(room: Room) -> None:
     passes = RuntimePasses(here, room.kube, recorded, verify=lambda: None, log=room.hands.log)
     try:
         room.make_environment()
-        room.make_pool(size=1, cull={"seconds": 30})
+        room.make_pool(size=1, cull={"seconds": 300})
         room.wait_until(lambda: passes.run() >= 0 and room.warm(), 20)
         due = [passes.next_in_seconds]
         room.launch()
@@ -90,7 +90,7 @@ def test_a_pass_says_when_the_next_has_to_be_made(room: Room) -> None:
         due.append(passes.next_in_seconds)
         assert due[0] is None
         assert due[1] is not None
-        assert 10 < due[1] <= 30
+        assert 100 < due[1] <= 300
     finally:
         here.close()
 
@@ -105,12 +105,12 @@ def test_a_cold_start_costs_nothing_before_its_pod_is_ready(room: Room) -> None:
     with room.database.transaction() as transaction:
         transaction.run("update orca.runtimes set assigned_at = assigned_at - interval '1 hour'")
     [line] = read_usage(room.database, "jane")
-    assert 0 < line.credits < 60
+    assert 0 < line.credits < 2 * 1800  # not for the hour
     end_runtime(room.launching, cold.id)
     room.until(lambda: room.reason(cold.pod) == "Stopped")
     [line] = read_usage(room.database, "jane")
     assert line.credits == pytest.approx(2 * line.seconds)
-    assert line.seconds < 30
+    assert line.seconds < 1800
 
 
 def test_a_launch_whose_process_died_is_completed_by_its_retry_or_else_abandoned(room: Room) -> None:

@@ -6,7 +6,6 @@ import base64
 import gzip
 import http.client
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ import pytest
 from orca_infra.errors import Refused
 from orca_infra.kube.kinds import EVENT, Kind
 from orca_infra.runtimes.living import end_runtime
+from orca_infra.testing.ports import free_port
 
 if TYPE_CHECKING:
     from tests.cluster.runtimes.conftest import Room
@@ -47,9 +47,7 @@ class Served:
 
 @contextmanager
 def serving(room: Room, wait_until: Callable[..., None], **more: str) -> Iterator[Served]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     log = room.folder / "serve.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -70,7 +68,7 @@ def serving(room: Room, wait_until: Callable[..., None], **more: str) -> Iterato
         wait_until(answers, 30)
         yield served
         process.terminate()
-        assert process.wait(20) == 0, log.read_text()
+        assert process.wait() == 0, log.read_text()
     finally:
         process.kill()
         process.wait()
@@ -207,7 +205,7 @@ def test_what_is_secret_is_in_the_pods_secret_and_nowhere_else(room: Room, wait_
             "--json",
         ]
         done = subprocess.run(
-            command, env=room.product_environment(SENT=SENT), capture_output=True, check=True, timeout=60
+            command, env=room.product_environment(SENT=SENT), capture_output=True, check=True, timeout=300
         )
         everything["the command's output"] = done.stdout + done.stderr
         room.until(lambda: room.is_ready(room.pod(cold["pod"])))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from orca_infra.cli.command import Json, open_for_command, print_json
 from orca_infra.errors import UserError
 from orca_infra.printable import printable
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
 machines_app = typer.Typer(help="Worker machines: list them, drain one, read what it says.", no_args_is_help=True)
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table for people.")]
 Name = Annotated[str, typer.Argument(help="The machine, as `orca-infra machines list` shows it.")]
 
 
@@ -52,7 +52,6 @@ def machines_list(
 
     Example: orca-infra machines list --all
     """
-    from orca_infra.cli import open_for_command, print_json
     from orca_infra.screen import kind_of, rows_for_people
     from orca_infra.status import read_machines
 
@@ -103,7 +102,6 @@ def machines_drain(
 
     Example: orca-infra machines drain orca-gpu-7
     """
-    from orca_infra.cli import open_for_command
     from orca_infra.machines.observe import SQL
 
     surroundings = open_for_command()
@@ -123,7 +121,6 @@ def machines_logs(name: Name) -> None:
 
     Example: orca-infra machines logs orca-gpu-7
     """
-    from orca_infra.cli import open_for_command
     from orca_infra.loop.configuration import LiveConfig
     from orca_infra.loop.passes import make_providers
     from orca_infra.machines.observe import SQL
@@ -152,7 +149,6 @@ def pause(pool: PoolName = None) -> None:
 
     Example: orca-infra pause gpu
     """
-    from orca_infra.cli import open_for_command
     from orca_infra.machines.model import EVERY_POOL
     from orca_infra.machines.observe import SQL
 
@@ -173,7 +169,6 @@ def resume(pool: PoolName = None) -> None:
 
     Example: orca-infra resume gpu
     """
-    from orca_infra.cli import open_for_command
     from orca_infra.machines.model import EVERY_POOL
     from orca_infra.machines.observe import SQL
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orca_infra.cli.command import Json, open_for_command, print_json
 from orca_infra.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 runs_app = typer.Typer(help="Run clusters on Kubernetes (ORCA_RUNNER=kubernetes).", no_args_is_help=True)
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table for people.")]
 Run = Annotated[int, typer.Argument(help="The run's number.", min=0)]
 _POLL_SECONDS = 1.0
 _QUEUED_SHOWN = 30
@@ -30,7 +30,6 @@ def runs_list(as_json: Json = False) -> None:
 
     Example: orca-infra runs list --json
     """
-    from orca_infra.cli import open_for_command, print_json
     from orca_infra.runs.observe import SQL
     from orca_infra.runs.status import read_queued
     from orca_infra.screen import rows_for_people
@@ -83,7 +82,6 @@ def runs_show(run: Run, as_json: Json = False) -> None:
 
     Example: orca-infra runs show 41
     """
-    from orca_infra.cli import open_for_command, print_json
     from orca_infra.screen import rows_for_people
 
     surroundings = open_for_command()
@@ -121,7 +119,6 @@ def runs_logs(
 
     Example: orca-infra runs logs 41 -f
     """
-    from orca_infra.cli import open_for_command
     from orca_infra.runs.heard import Heard
 
     surroundings = open_for_command()
@@ -147,7 +144,6 @@ def runs_remove(run: Run, yes: Annotated[bool, typer.Option("--yes", help="Do no
 
     Example: orca-infra runs remove 41
     """
-    from orca_infra.cli import open_for_command
     from orca_infra.runs.observe import SQL
 
     surroundings = open_for_command()

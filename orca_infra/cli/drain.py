@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from orca_infra.cli.command import open_for_command
 from orca_infra.errors import UserError
 from orca_infra.printable import printable
 
@@ -28,7 +29,6 @@ def drain_all(
 
     Example: orca-infra drain --all, then pulumi destroy -s prod
     """
-    from orca_infra.cli import open_for_command
     from orca_infra.loop.drain import drain, left_of
 
     if not everything:
@@ -39,7 +39,7 @@ def drain_all(
     def say(text: str) -> None:
         print(printable(text), file=sys.stderr, flush=True)
 
-    surroundings = open_for_command()
+    surroundings = open_for_command(secrets=True)
     family = surroundings.settings.stack
     left = left_of(surroundings.database)
     if not yes and not typer.confirm(

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import typer
 
+from orca_infra.cli.command import Json, open_for_command, print_json
 from orca_infra.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ runtimes_app = typer.Typer(
     help="Runtimes: take a warm Pod, list, extend, stop, and what they cost (ORCA_RUNTIMES_NAMESPACE).",
     no_args_is_help=True,
 )
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table for people.")]
 
 
 @runtimes_app.command("launch")
@@ -45,7 +44,6 @@ def runtimes_launch(  # noqa: PLR0917  (options, as typer reads them)
 
     Example: TOKEN=… orca-infra runtimes launch python-simple-env --user jane --secret TOKEN
     """
-    from orca_infra.cli import open_for_command, print_json
     from orca_infra.runtimes.launch import LaunchRequest, launch
     from orca_infra.runtimes.touch import TOUCHES
 
@@ -82,7 +80,6 @@ def runtimes_list(
 
     Example: orca-infra runtimes list --user jane
     """
-    from orca_infra.cli import open_for_command, print_json
     from orca_infra.runtimes.living import list_runtimes
     from orca_infra.screen import rows_for_people
 
@@ -111,7 +108,6 @@ def runtimes_stop(runtime: Annotated[str, typer.Argument(help="Its id.")]) -> No
 
     Example: orca-infra runtimes stop 6f1c0a52-3a0e-4c39-9d0f-0b4c1d2e3f40
     """
-    from orca_infra.cli import open_for_command
     from orca_infra.runtimes.living import end_runtime
 
     wanted = _runtime_id(runtime)
@@ -133,7 +129,6 @@ def runtimes_extend(
 
     Example: orca-infra runtimes extend 6f1c0a52-3a0e-4c39-9d0f-0b4c1d2e3f40 --for 2h
     """
-    from orca_infra.cli import open_for_command
     from orca_infra.quantity import seconds_of
     from orca_infra.runtimes.living import extend_runtime
 
@@ -157,7 +152,6 @@ def runtimes_usage(user: Annotated[str, typer.Option(help="Whose.")], as_json: J
 
     Example: orca-infra runtimes usage --user jane
     """
-    from orca_infra.cli import open_for_command, print_json
     from orca_infra.runtimes.living import read_usage
     from orca_infra.screen import rows_for_people
 
@@ -198,11 +192,10 @@ def runtimes_serve(
 
     Example: orca-infra runtimes serve --host 0.0.0.0 --certificate tls.crt --key tls.key
     """
-    from orca_infra.cli import open_for_command
     from orca_infra.runtimes.callers import Callers, FileTokens, ReviewedTokens
     from orca_infra.runtimes.serve import serve
 
-    surroundings = open_for_command(secrets=False)
+    surroundings = open_for_command()
     hands = launch_hands(surroundings)
     settings = surroundings.settings
     callers: Callers

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orca_infra.cli.command import open_for_command, print_json
+
 if TYPE_CHECKING:
     from datetime import datetime
 
@@ -43,7 +45,6 @@ def explain(
 
     Example: orca-infra explain orca-gpu-3
     """
-    from orca_infra.cli import open_for_command, print_json
     from orca_infra.errors import UserError
     from orca_infra.record import history
     from orca_infra.runs.limits import run_limits

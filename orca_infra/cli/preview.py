@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from orca_infra.cli.command import open_for_command, print_json, say
 from orca_infra.errors import OrcaError
-from orca_infra.printable import printable
 
 if TYPE_CHECKING:
     from orca_infra.preview.gather import Asked
@@ -56,7 +56,6 @@ def snapshot() -> None:
 
     Example: orca-infra snapshot > demand.json
     """
-    from orca_infra.cli import open_for_command
     from orca_infra.config import load_config
     from orca_infra.preview.demand import write_demand
     from orca_infra.preview.gather import redactor, take
@@ -106,7 +105,7 @@ def preview(  # noqa: PLR0917  (each is an option)
     try:
         code = _preview(asked, form, comment=comment, number=pull_request)
     except OrcaError as error:
-        _say(f"orca-infra: {error}")
+        say(f"orca-infra: {error}")
         code = EXIT_ERROR
     raise typer.Exit(code)
 
@@ -117,23 +116,22 @@ def _preview(asked: Asked, form: Form, *, comment: bool, number: int | None) -> 
     from orca_infra.settings import read_settings, unknown_settings
 
     for sentence in unknown_settings(os.environ):
-        _say(f"warning: {sentence}")
+        say(f"warning: {sentence}")
     settings = read_settings(os.environ)
     # Before the work, and not after minutes of it.
     where = pull_request_of(os.environ, number) if comment else None
-    found = gather(asked, settings, _say)
+    found = gather(asked, settings, say)
     _show(found, form)
     if where is not None:
         from orca_infra.preview import markdown
         from orca_infra.preview.github import put_comment
 
         what, address = put_comment(where, markdown.marker(found.stack), markdown.comment(found))
-        _say(f"comment {what}: {address}")
+        say(f"comment {what}: {address}")
     return found.exit_code
 
 
 def _show(found: Preview, form: Form) -> None:
-    from orca_infra.cli import print_json
     from orca_infra.preview import markdown, text
 
     match form:
@@ -144,8 +142,3 @@ def _show(found: Preview, form: Form) -> None:
         case Form.TEXT:
             sys.stdout.write(text.plain(found))
     sys.stdout.flush()
-
-
-def _say(message: str) -> None:
-    """To people; names and messages come from outside: no control characters for the terminal but the end of a line."""
-    print(printable(message, keep="\n"), file=sys.stderr, flush=True)
