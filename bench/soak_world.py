@@ -16,7 +16,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 from orca_infra.config import Config, parse_config
@@ -26,8 +25,6 @@ from orca_infra.kube.labels import STACK_LABEL
 from orca_infra.log import make_log
 from orca_infra.process import boot_id
 from orca_infra.runtimes.launch import LaunchHands, LaunchRequest, launch
-from orca_infra.stack.backend import open_backend
-from orca_infra.stack.engine import PROJECT
 from orca_infra.testing import invariants
 from orca_infra.testing.cluster import TestCluster
 from orca_infra.testing.standing import StandingWorld
@@ -444,7 +441,7 @@ class SoakWorld(StandingWorld):
         for namespace in (self.runs_namespace, self.runtimes_namespace):
             for kind in (JOB, POD, SERVICE, SECRET):
                 left += [f"{kind.kind} {item['metadata']['name']}" for item in self.ours(kind, namespace)]
-        return [*left, *(f"state {stack}" for stack in self.cohort_states())]
+        return [*left, *(f"state {key}" for key in self.cohort_states())]
 
     def _some(self, query: str) -> list[dict[str, Any]]:
         return self.rows(query.replace("select from", "select * from", 1) + " limit 3")
@@ -454,11 +451,9 @@ class SoakWorld(StandingWorld):
         return list(self.kube.list(kind, namespace=namespace, labels={STACK_LABEL: self.surroundings.stack_id}).items)
 
     def cohort_states(self) -> list[str]:
-        """States and locks of cohorts, and locks of any stack, in the engine's backend."""
-        with open_backend(self.surroundings.engine.backend_url) as backend:
-            states = backend.keys(f".pulumi/stacks/{PROJECT}/")
-            locks = backend.keys(".pulumi/locks/")
-        return [Path(key).stem for key in states if ".machines." not in key] + locks
+        """States, locks and histories of cohorts in the engine's backend; those of the machines' stacks stay."""
+        rows = self.rows("select key from pulumi_state where strpos(key, '.machines.') + strpos(key, '/meta.') = 0")
+        return [row["key"] for row in rows]
 
     # What has to hold.
 
