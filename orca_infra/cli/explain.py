@@ -77,12 +77,12 @@ def explain(
 def _agrees(found: Pass) -> bool:
     from orca_infra.record.codec import decode
 
-    decided = decode(found.packed)
+    decided = decode(found.packed, found.frame)
     return bool(decided.again() == decided.plan)
 
 
 def _for_programs(found: Pass) -> dict[str, Any]:
-    return {key: value for key, value in asdict(found).items() if key != "packed" and value != {}}
+    return {key: value for key, value in asdict(found).items() if key not in {"packed", "frame"} and value != {}}
 
 
 def _show_passes(passes: list[Pass], now: datetime) -> None:

@@ -123,6 +123,7 @@ def machines_logs(name: Name) -> None:
     """
     from orca_infra.loop.configuration import LiveConfig
     from orca_infra.loop.passes import make_providers
+    from orca_infra.machines.consoles import console_path
     from orca_infra.machines.observe import SQL
 
     surroundings = open_for_command()
@@ -132,7 +133,7 @@ def machines_logs(name: Name) -> None:
     if not rows:
         raise UserError(f"there is no machine {name}; `orca-infra machines list --all` shows those that there were")
     provider = make_providers(surroundings, config).get(rows[0]["provider"])
-    saved = surroundings.logs_folder / f"{name}.console.log"
+    saved = console_path(surroundings.logs_folder, name)
     said = provider.console(name, rows[0]["location"]) if provider and rows[0]["ended_at"] is None else ""
     if not said and saved.is_file():
         said = saved.read_text(encoding="utf-8", errors="replace")

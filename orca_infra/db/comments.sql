@@ -228,6 +228,10 @@ comment on function orca.server_history is 'The database server''s system identi
 comment on function orca.begin_lead is 'For the loop that got the lead''s lock: begin a new epoch, and give it.';
 comment on function orca.leads is 'For the loop: whether this epoch is the last and its lock still held; true until the transaction ends.';
 
+comment on table orca.pass_frames is 'Whole passes, against which others are told, so that what did not change is kept once; one goes when no pass is told against it any more, but for the newest of its scope.';
+comment on column orca.pass_frames.id is 'What orca.passes.frame names.';
+comment on column orca.pass_frames.scope is 'machines, runs or runtimes.';
+comment on column orca.pass_frames.record is 'Snapshot, limits and plan as compressed JSON, without secrets.';
 comment on table orca.passes is 'One row for each pass that changed something, or did nothing for another reason than the one before: what it saw, decided and came to; orca-infra explain shows it. The newest ORCA_RECORD_PASSES of each scope are kept, none longer than ORCA_RECORD_SECONDS.';
 comment on column orca.passes.id is 'With the scope before it, what the pass is called: machines-12.';
 comment on column orca.passes.scope is 'machines, runs or runtimes.';
@@ -239,4 +243,5 @@ comment on column orca.passes.changed is 'How many actions changed something.';
 comment on column orca.passes.version is 'Of the program.';
 comment on column orca.passes.about is 'The pools, machines, objects, Pods and runs that it decided about.';
 comment on column orca.passes.decisions is 'A list of objects: about (names), decided and why (words), acts (false: why nothing is done).';
-comment on column orca.passes.record is 'Snapshot, limits and plan as compressed JSON, without secrets.';
+comment on column orca.passes.record is 'Snapshot, limits and plan as compressed JSON, without secrets; of the snapshot, what its frame lacks.';
+comment on column orca.passes.frame is 'The pass that it is told against, in orca.pass_frames; null: its record is whole.';

@@ -18,6 +18,7 @@ from orca_infra.loop.drift import MachineDrift, say_labels_lost
 from orca_infra.loop.strays import say_strays_held, strays_held
 from orca_infra.machines import apply as hands_of_machines
 from orca_infra.machines.account import claim_account, foreign_account
+from orca_infra.machines.consoles import delete_consoles, saved_consoles
 from orca_infra.machines.decide import decide
 from orca_infra.machines.hands import MachineHands
 from orca_infra.machines.model import Plan, Pool, Relabel, Snapshot
@@ -162,11 +163,14 @@ class MachinePasses:
         say_strays_held(self._surroundings.database, self._log, "machines", names, rows_lost)
 
     def prune(self) -> None:
-        """Delete the rows of what ended long ago."""
-        kept = {"kept_seconds": self._surroundings.settings.ended_row_seconds}
+        """Delete the rows of what ended long ago, and what was kept beside them."""
+        kept_seconds = self._surroundings.settings.ended_row_seconds
+        saved = saved_consoles(self._surroundings.logs_folder)
         with self._surroundings.database.transaction() as transaction:
-            transaction.run(SQL["prune_machines"], kept)
-        self.recorded.prune(self._surroundings.settings.ended_row_seconds)
+            transaction.run(SQL["prune_machines"], {"kept_seconds": kept_seconds})
+            kept = {row["name"] for row in transaction.dicts(SQL["machines_named"], {"names": saved})}
+        delete_consoles(self._surroundings.logs_folder, set(saved) - kept)
+        self.recorded.prune(kept_seconds)
         self.record.prune()
 
     def _hear(self) -> datetime:

@@ -21,7 +21,7 @@ from orca_infra.log import Log
 from orca_infra.loop.configuration import LiveConfig
 from orca_infra.loop.leader import Leader, holder
 from orca_infra.loop.passes import PassResult, check_account, check_base
-from orca_infra.loop.schedule import END_SECONDS, RETRY_SECONDS, PassReport, Schedule
+from orca_infra.loop.schedule import END_SECONDS, PRUNE_SECONDS, RETRY_SECONDS, PassReport, Schedule
 from orca_infra.loop.scopes import Scopes
 from orca_infra.metrics import METRICS
 from orca_infra.surroundings import Surroundings
@@ -131,7 +131,13 @@ class Loop:
         scopes = self._scopes.scopes
         self._health.leading({scope.name: scope.period_seconds for scope in scopes})
         watched = [replace(scope, make=self._health.watched(scope.name, scope.make)) for scope in scopes]
-        schedule = Schedule(watched, log=self._log, report=self._report)
+        schedule = Schedule(
+            watched,
+            log=self._log,
+            report=self._report,
+            # What is kept for less than an hour goes when its time is over, and not when the hour is.
+            prune_seconds=min(PRUNE_SECONDS, self._surroundings.settings.ended_row_seconds),
+        )
         over = threading.Event()
         listener = threading.Thread(target=self._listen, args=(schedule, over), name="listen", daemon=True)
         watches = self._scopes.watches(schedule.hasten)

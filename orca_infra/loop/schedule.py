@@ -22,7 +22,8 @@ RETRY_SECONDS = 2.0
 LEAST_SECONDS = 0.2
 #: How long after its deadline a pass that was told to end may take for it, before the process is given up.
 END_SECONDS = 60.0
-_PRUNE_SECONDS = 3600.0
+#: The rows of what ended long ago are deleted so often at the least.
+PRUNE_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +92,13 @@ class Schedule:
         log: Log,
         report: Callable[[PassReport], None] = lambda _: None,
         seconds: Callable[[], float] = time.monotonic,
+        prune_seconds: float = PRUNE_SECONDS,
     ) -> None:
         """`report` is called on the scope's thread after each pass; it raises NotLeader or nothing."""
         self.log = log
         self.report = report
         self.seconds = seconds
+        self.prune_seconds = prune_seconds
         self.over = threading.Event()
         self._threads = [_ScopeThread(scope, self) for scope in scopes]
         self.lost: NotLeader | None = None
@@ -202,7 +205,7 @@ class _ScopeThread(threading.Thread):
 
     def _prune_sometimes(self) -> None:
         now = self._schedule.seconds()
-        if self._pruned_at is not None and now - self._pruned_at < _PRUNE_SECONDS:
+        if self._pruned_at is not None and now - self._pruned_at < self._schedule.prune_seconds:
             return
         self._pruned_at = now
         try:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from orca_infra.errors import Conflict, EngineFailed, NoCapacity, NotLeader, OrcaError, OutcomeUnknown, StackLocked
+from orca_infra.machines.consoles import console_path
 from orca_infra.machines.decide import machine_labels
 from orca_infra.machines.hands import MachineHands
 from orca_infra.machines.model import (
@@ -266,7 +267,8 @@ def _record(
     pool: Pool, candidate: Candidate, snapshot: Snapshot, hands: MachineHands
 ) -> tuple[str, Mapping[str, Any], str]:
     """Take the next number, render the machine and write its row. From here on it is declared from that row alone."""
-    listed = (machine_number(pool.name, machine.name) or 0 for _, machine in snapshot.seen)
+    counted = {row.name for row in snapshot.machines}  # what has a row had its number from here
+    listed = (machine_number(pool.name, one.name) or 0 for _, one in snapshot.seen if one.name not in counted)
     above = max((number for number in listed if number <= _LISTED_NUMBER_MAX), default=0)
     with hands.database.transaction() as transaction:
         number = transaction.value(SQL["next_number"], {"pool": pool.name, "above": above})
@@ -405,7 +407,7 @@ def _save_console(removal: Remove, hands: MachineHands) -> None:
             row = transaction.dicts(SQL["machines_named"], {"names": [removal.name]})[0]
         said = hands.providers[row["provider"]].console(removal.name, row["location"])
         hands.logs.mkdir(parents=True, exist_ok=True)
-        path = hands.logs / f"{removal.name}.console.log"
+        path = console_path(hands.logs, removal.name)
         path.write_text(said, encoding="utf-8")
         hands.log.info("console saved", machine=removal.name, path=str(path))
     except (OrcaError, OSError, IndexError) as error:

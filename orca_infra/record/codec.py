@@ -17,12 +17,15 @@ from pydantic import TypeAdapter
 from orca_infra.errors import UserError
 from orca_infra.machines import model as machines
 from orca_infra.record.decided import Decided, MachinesDecided, RunsDecided, RuntimesDecided, Scope
+from orca_infra.record.frames import whole
 from orca_infra.runtimes.model import Environment
 
 Kind = TypeVar("Kind")
 
 #: Raised whenever a record of before could be read wrongly; what only lacks a field that has a default is still read.
-FORM = 1
+FORM = 2
+#: A record of form 1 is always whole.
+_READ = frozenset({1, FORM})
 LEFT_OUT = "left out of the record"
 _LEVEL = 1  # several times quicker than the default, for a few more bytes
 _KINDS: Mapping[Scope, type[Decided]] = {
@@ -49,8 +52,8 @@ class RecordUnreadable(UserError):
     """A record of another version of this program; what it says in words can still be read."""
 
 
-def encode(decided: Decided) -> bytes:
-    """A pass's record; the order within sets is not fixed."""
+def encode(decided: Decided, lacks: Mapping[str, Any] | None = None) -> bytes:
+    """A pass's record; the order within sets is not fixed. `lacks`: of one that was thinned (frames.py)."""
     actions: list[dict[str, Any]] = []
     waits: list[tuple[int, int, str]] = []
     if isinstance(decided, RuntimesDecided):
@@ -64,24 +67,27 @@ def encode(decided: Decided) -> bytes:
     elif isinstance(decided, RunsDecided):  # JSON has no keys of two parts
         waits = [(run, start, said) for (run, start), said in decided.plan.waits.items()]
         decided = replace(decided, plan=replace(decided.plan, waits={}))
-    head = json.dumps({"form": FORM, "scope": decided.scope, "actions": actions, "waits": waits})
+    head = json.dumps({"form": FORM, "scope": decided.scope, "actions": actions, "waits": waits, "lacks": lacks or {}})
     text = b'{"head":%b,"decided":%b}' % (head.encode(), _adapter(type(decided)).dump_json(decided))
     return zlib.compress(text, _LEVEL)
 
 
-def as_json(record: bytes) -> dict[str, Any]:
-    """A record as JSON for programs, of whatever form."""
-    found = json.loads(zlib.decompress(record))
+def as_json(record: bytes, frame: bytes = b"") -> dict[str, Any]:
+    """A record as JSON for programs, of whatever form; `frame`: the record that it was thinned against."""
+    found = _whole(record, frame)
     head, decided = found["head"], found["decided"]
     own = {key: head[key] for key in ("actions", "waits") if head[key]}
     return {"form": head["form"], "scope": head["scope"], **decided, "plan": {**decided["plan"], **own}}
 
 
-def decode(record: bytes) -> Decided:
-    """What `encode` was given, but for what it leaves out. Raises RecordUnreadable for a record of another form."""
-    found = json.loads(zlib.decompress(record))
+def decode(record: bytes, frame: bytes = b"") -> Decided:
+    """What was encoded, but for what is left out; `frame`: as `as_json` has it.
+
+    Raises RecordUnreadable for a record of another form.
+    """
+    found = _whole(record, frame)
     head = found["head"]
-    if head["form"] != FORM:
+    if head["form"] not in _READ:
         raise RecordUnreadable(f"the record has form {head['form']}, and this version reads form {FORM}")
     try:
         decided = _read(_KINDS[Scope(head["scope"])], found["decided"])
@@ -94,6 +100,15 @@ def decode(record: bytes) -> Decided:
     except (ValueError, KeyError) as error:
         raise RecordUnreadable(f"the record is of another version of this program: {error}") from error
     return decided
+
+
+def _whole(record: bytes, frame: bytes) -> dict[str, Any]:
+    """A record's JSON, with what its frame has put back."""
+    found: dict[str, Any] = json.loads(zlib.decompress(record))
+    if lacks := found["head"].get("lacks"):
+        snapshot, base = found["decided"]["snapshot"], json.loads(zlib.decompress(frame))["decided"]["snapshot"]
+        found["decided"]["snapshot"] = whole(snapshot, base, lacks)
+    return found
 
 
 def _read(kind: type[Kind], found: Mapping[str, Any]) -> Kind:

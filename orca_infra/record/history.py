@@ -53,6 +53,7 @@ class Pass:
         decisions: as they were written down.
         came_to: in words.
         record: snapshot, limits and plan; only where one pass was asked for.
+        packed, frame: what that is read from.
 
     """
 
@@ -67,6 +68,7 @@ class Pass:
     came_to: str
     record: dict[str, Any] = field(default_factory=dict)
     packed: bytes = field(default=b"", repr=False)
+    frame: bytes = field(default=b"", repr=False)
 
 
 def newest_passes(database: Database, limit: int) -> tuple[datetime, list[Pass]]:
@@ -138,7 +140,7 @@ def _find_pass(transaction: Transaction, number: int) -> Pass | None:
 
 
 def _pass(row: dict[str, Any]) -> Pass:
-    packed = bytes(row.get("record") or b"")
+    packed, frame = (bytes(row.get(name) or b"") for name in ("record", "frame"))
     return Pass(
         id=_id(row),
         scope=row["scope"],
@@ -149,8 +151,9 @@ def _pass(row: dict[str, Any]) -> Pass:
         version=row["version"],
         decisions=tuple(row["decisions"]),
         came_to=_came_to(row),
-        record=as_json(packed) if packed else {},
+        record=as_json(packed, frame) if packed else {},
         packed=packed,
+        frame=frame,
     )
 
 

@@ -1,6 +1,7 @@
 """Keep what a pass decided: written before anything is done, so that a pass that was cut short is told about, too.
 
-A pass that has nothing to do costs nothing here, unless it says something else of why than the one before.
+A pass that has nothing to do costs nothing here, unless it says something else of why than the one before; and one that does
+something costs what has changed (frames.py).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from orca_infra.log import Log
 from orca_infra.machines.model import Make
 from orca_infra.record.codec import encode
 from orca_infra.record.decided import Decided, MachinesDecided, RuntimesDecided, Scope
+from orca_infra.record.frames import Frame, Thinned
 from orca_infra.record.words import Decision, decisions_of
 from orca_infra.settings import Settings
 
@@ -46,6 +48,7 @@ class PassRecord:
         self._bounds = {"scope": scope, "passes": passes, "seconds": seconds}
         self._log = log
         self._last: _Came | None = None
+        self._frame: tuple[int, Frame] | None = None
         self._standing: frozenset[tuple[tuple[str, ...], str]] | None = None
 
     @classmethod
@@ -80,7 +83,11 @@ class PassRecord:
     def prune(self) -> None:
         """Delete what is older than its time."""
         with self._database.transaction() as transaction:
-            transaction.run(SQL["bound_passes"], self._bounds)
+            self._bound(transaction)
+
+    def _bound(self, transaction: Transaction) -> None:
+        transaction.run(SQL["bound_passes"], self._bounds)
+        transaction.run(SQL["forget_frames"], {"scope": self._scope})
 
     def _is_news(self, decisions: Sequence[Decision]) -> bool:
         """Whether anything is to be done, or the reasons for doing nothing are others than at the last pass."""
@@ -102,8 +109,8 @@ class PassRecord:
 
     def _begin(self, decided: Decided, decisions: Sequence[Decision]) -> int | None:
         def write() -> int:
-            record = encode(decided)
             with self._database.transaction() as transaction:
+                frame, thinned = self._thinned(transaction, decided)
                 number = transaction.value(
                     SQL["begin_pass"],
                     {
@@ -111,13 +118,25 @@ class PassRecord:
                         "decided_at": decided.now,
                         "version": __version__,
                         **_columns(decisions),
-                        "record": record,
+                        "record": encode(thinned.decided, thinned.lacks),
+                        "frame": frame[0],
                     },
                 )
-                transaction.run(SQL["bound_passes"], self._bounds)
+                self._bound(transaction)
+            self._frame = frame
             return int(number)
 
         return self._guarded(write)
+
+    def _thinned(self, transaction: Transaction, decided: Decided) -> tuple[tuple[int, Frame], Thinned]:
+        """The pass without what its frame has, and the frame: that of the passes before, or this pass, kept whole."""
+        if self._frame is not None and transaction.dicts(SQL["hold_frame"], {"frame": self._frame[0]}):
+            thinned = self._frame[1].thin(decided)
+            if thinned.changed <= self._frame[1].changed_most:
+                return self._frame, thinned
+        frame = Frame(decided)
+        number = transaction.value(SQL["begin_frame"], {"scope": self._scope, "record": encode(decided)})
+        return (int(number), frame), frame.thin(decided)
 
     def _end(self, number: int | None, decided: Decided, kept: Kept, came: _Came) -> None:
         before, self._last = self._last, came

@@ -32,7 +32,7 @@ SERVICE: tuple[Setting, ...] = (
         "1000",
         meaning="How many passes that changed something are kept for `orca-infra explain`, of machines, of runs and of "
         "runtimes. 0: none.",
-        why="Days of a quiet stack and hours of a busy one. A pass takes a few kilobytes, and 100 with 1,000 run clusters.",
+        why="Days of a quiet stack and hours of a busy one. A pass takes a few kilobytes; what many share is kept once.",
     ),
     seconds(
         "ORCA_RECORD_SECONDS",

@@ -10,7 +10,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from orca_infra.attention import note
 from orca_infra.db.connection import Database, Transaction, load_queries
@@ -120,6 +120,9 @@ class RecordedEngine:
                 self._engine.drop(stack)
 
         self._unlocked(stack, drop)
+        # One that the dropping itself left, when it lost the backend at its last step: nothing would ever come upon it again.
+        with contextlib.suppress(Conflict), open_backend(self._backend_url) as backend:
+            free_dead_locks(backend, stack, self._operations_of(stack))
         with self._database.transaction() as transaction:
             transaction.run(_SQL["settle_stack"], {"stack": stack})
 
@@ -150,8 +153,7 @@ class RecordedEngine:
         Raises Conflict while the engine process of an earlier loop is still at work on the stack, and StateBroken until a
         state that the engine refused was mended.
         """
-        with self._database.snapshot() as transaction:
-            operations = transaction.dicts(_SQL["operations_of"], {"stack": stack})
+        operations = self._operations_of(stack)
         for row in operations:
             mine = row["host"] == socket.gethostname() and row["boot_id"] == boot_id() and row["pid"] is not None
             if mine and not row["ended"] and is_alive(ProcessId(row["pid"], row["process_started"])):
@@ -263,13 +265,16 @@ class RecordedEngine:
         except StateBroken as error:
             raise self._broken(stack, error) from error
         except StackLocked as locked:
-            with self._database.snapshot() as transaction:
-                operations = transaction.dicts(_SQL["operations_of"], {"stack": stack})
+            operations = self._operations_of(stack)
             if not locked.locks or not all(holder_is_dead(lock, operations) for lock in locked.locks):
                 raise
             for lock in locked.locks:
                 break_lock(self._backend_url, lock)
         return operate()
+
+    def _operations_of(self, stack: str) -> list[dict[str, Any]]:
+        with self._database.snapshot() as transaction:
+            return transaction.dicts(_SQL["operations_of"], {"stack": stack})
 
     def _free_locks(self, stack: str, engines: Iterable[ProcessId]) -> None:
         """Free what our own engines held that had to be killed; where it can't be done the next operation does it."""
@@ -280,8 +285,7 @@ class RecordedEngine:
     def _forget_torn(self, stack: str) -> bool:
         """Delete a state that is no JSON, unless a living engine may be writing it; False: it is something else."""
         key = _state_key(stack)
-        with self._database.snapshot() as transaction:
-            operations = transaction.dicts(_SQL["operations_of"], {"stack": stack})
+        operations = self._operations_of(stack)
         with contextlib.suppress(Conflict), open_backend(self._backend_url) as backend:
             if not free_dead_locks(backend, stack, operations):
                 return False

@@ -90,6 +90,9 @@ class _Server(http.server.ThreadingHTTPServer):
         self.open: set[socket.socket] = set()
         super().__init__(address, handler)
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Nothing: that a client goes away is no error of the proxy's."""
+
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"

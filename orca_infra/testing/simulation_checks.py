@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, LiteralString
 
-from orca_infra.machines.model import EVERY_POOL, DeleteStray, MachineState, Make, Pool, Relabel
+from orca_infra.machines.model import EVERY_POOL, DeleteStray, Make, Pool, Relabel
 from orca_infra.testing.fake_cloud import FakeMachine
+from orca_infra.testing.invariants import AT_EVERY_INSTANT, LIVE, Found, disagreements
 
 if TYPE_CHECKING:
     from orca_infra.loop.passes import PassResult
@@ -23,10 +24,6 @@ _ENDED = """
 select name, pool, uid, created_at, confirmed_at, revoked_at, ended_at, reason from orca.pool_machines
 where ended_at is not null and not name = any(%(known)s) order by name"""
 _REQUEUED = "select id, reason from orca.runs where state = 'queued' and reason is not null"
-_UNPROTECTED = """
-select r.id, r.worker from orca.runs r left join orca.pool_machines m
-    on m.name = r.worker and m.ended_at is null and m.revoked_at is null
-where r.state = 'running' and m.name is null"""
 
 
 class Broken(AssertionError):
@@ -219,8 +216,9 @@ class Checks:
                 life is None or life.excuses or (given_up and not self._was_confirmed(life.machine)),
                 f"run {row['id']} was taken from {life and life.machine.name}: {row['reason']}",
             )
-        loose = self.world.rows(_UNPROTECTED)
-        self.that(not loose, f"runs on machines that are revoked or ended: {loose}")
+        for what, query in AT_EVERY_INSTANT.items():
+            broken = self.world.rows(query)
+            self.that(not broken, f"{what}: {broken}")
 
     def _was_confirmed(self, machine: FakeMachine) -> bool:
         query: LiteralString = "select from orca.pool_machines where name = %(name)s and uid is not null"
@@ -231,27 +229,16 @@ class Checks:
     def at_the_end(self, pools: tuple[Pool, ...]) -> None:
         """The clouds, the states and the rows agree, and nothing is left of what ended."""
         world = self.world
-        rows = {row["name"]: row for row in world.rows(_LIVE)}
-        ours = {machine.name: machine for machine in world.ours()}
-        self.that(
-            {name: row["uid"] for name, row in rows.items()} == {name: machine.uid for name, machine in ours.items()},
-            f"rows {sorted(rows)} and machines {sorted(ours)} differ",
+        stacks = world.backend.stacks.values()
+        found = Found(
+            rows=world.rows(LIVE),
+            machines=world.ours(),
+            owned=[resource.name for stack in stacks for resource in stack.resources.values()],
+            noted=[row["name"] for row in world.rows("select name from orca.owned")],
+            pending=[urn for stack in stacks for urn in stack.pending],
         )
-        owned = [resource.name for stack in world.backend.stacks.values() for resource in stack.resources.values()]
-        noted = [row["name"] for row in world.rows("select name from orca.owned order by name")]
-        self.that(sorted(owned) == noted, f"the states own {sorted(owned)}, the database says {noted}")
-        self.that(set(owned) <= set(rows), f"owned and not wanted: {set(owned) - set(rows)}")
-        pending = [urn for stack in world.backend.stacks.values() for urn in stack.pending]
-        self.that(not pending, f"pending operations are left: {pending}")
-        for machine in ours.values():
-            labels = {"orca-stack": world.stack_id, "orca-pool": rows[machine.name]["pool"]}
-            self.that(dict(machine.labels) == labels, f"{machine.name} has the labels {dict(machine.labels)}")
-        for row in rows.values():
-            self.that(row["revoked_at"] is None, f"{row['name']} is still being removed")
-            self.that(ours[row["name"]].state is MachineState.RUNNING, f"{row['name']} does not run")
-        for pool in pools:
-            count = sum(row["pool"] == pool.name for row in rows.values())
-            self.that(count <= pool.max_machines, f"{pool.name} has {count} machines, max {pool.max_machines}")
+        for what in disagreements(found, world.stack_id, pools):
+            self.that(False, what)
         left = world.rows("select id, state, pipeline from orca.runs where state in ('queued', 'running') order by id")
         waiting = [row for row in left if not world.may_wait(row["pipeline"])]
         self.that(not waiting, f"runs still wait: {waiting}")

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, LiteralString, Self
@@ -88,13 +88,20 @@ _GIVE_RUN: LiteralString = "select orca.move_run(%(run)s, 0, 'queued', 'running'
 class StandingWorld:
     """See above; `with StandingWorld(cluster, url) as world:`, where `url` is an empty database's.
 
+    Another world that a loop is in has other class attributes, and another `_make_stand`.
+
     Attributes:
+        toml, variables, disk: the loop's orca.toml, its environment, and its home's mount options; None: no disk of its own.
         postgres, server: the proxies before the database and the API server.
         cloud: provider `local`'s.
         home: the loop's ORCA_HOME, on a disk of its own when `has_small_disk`.
         log: the loop's, a JSON object a line.
 
     """
+
+    toml = _TOML
+    variables: Mapping[str, str] = _ENVIRONMENT
+    disk: str | None = _DISK
 
     def __init__(self, cluster: TestCluster, url: str) -> None:
         self._exits = ExitStack()
@@ -131,15 +138,10 @@ class StandingWorld:
     def _prepare(self) -> None:
         self._exits.callback(shutil.rmtree, self.folder, ignore_errors=True)
         self.home.mkdir()
-        mounted = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", _DISK, "tmpfs", str(self.home)], capture_output=True, check=False
-        )
-        self.has_small_disk = mounted.returncode == 0
-        if self.has_small_disk:
-            self._exits.callback(subprocess.run, ["umount", "-l", str(self.home)], check=False)
+        self.has_small_disk = self.disk is not None and self._mount(self.disk)
         (self.home / "state").mkdir()
         (self.home / "passphrase").write_text("a passphrase of the tests\n")
-        (self.home / "orca.toml").write_text(_TOML)
+        (self.home / "orca.toml").write_text(self.toml)
         (self.folder / "cloud").mkdir()
         (self.home / "cloud").symlink_to(self.folder / "cloud")  # a cloud is on no disk of the loop's
         for step in (_run_clock, lambda database: migrate(database, with_orca_tables=True)):
@@ -154,6 +156,13 @@ class StandingWorld:
         self.surroundings: Surroundings = opened
         self._prepare_cluster()
 
+    def _mount(self, options: str) -> bool:
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.home)]
+        is_mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
+        if is_mounted:
+            self._exits.callback(subprocess.run, ["umount", "-l", str(self.home)], check=False)
+        return is_mounted
+
     def _prepare_cluster(self) -> None:
         define_runtimes(self.kube)
         for namespace in (self.runs_namespace, self.runtimes_namespace):
@@ -163,7 +172,7 @@ class StandingWorld:
 
     def _environment(self, *, direct: bool) -> dict[str, str]:
         return {
-            **_ENVIRONMENT,
+            **self.variables,
             "ORCA_HOME": str(self.home),
             "ORCA_DB": self._url if direct else self.postgres.url,
             "ORCA_CONFIG": str(self.home / "orca.toml"),

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
+import os
+import socket
+import subprocess
+from pathlib import Path
 from typing import Any, cast
 
 from orca_infra.db.connection import Database
@@ -43,4 +48,28 @@ def test_a_cohort_whose_state_is_broken_is_tried_once_and_keeps_no_other_from_be
     with database.snapshot() as transaction:
         left: list[dict[str, Any]] = transaction.dicts("select stack, outcome from orca.cohorts")
     assert left == [{"stack": "test.runs.1", "outcome": "StateBroken"}]
+    database.close()
+
+
+def test_a_lock_that_a_drop_itself_left_goes_with_the_stack_and_a_living_holders_stays(
+    database_url: str, tmp_path: Path
+) -> None:
+    """Such a drop lost the backend when it was done; nothing comes upon the stack again."""
+    database = Database(database_url)
+    locks = tmp_path / ".pulumi" / "locks" / "organization" / "orca-infra" / "test.runs.1"
+    locks.mkdir(parents=True)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+
+    class Leaving:
+        def drop(self, _: str) -> None:
+            for name, pid in (("dead", ended.pid), ("alive", os.getpid())):
+                holder = {"pid": pid, "username": "u", "hostname": socket.gethostname()}
+                (locks / f"{name}.json").write_text(json.dumps(holder))
+
+    engine = RecordedEngine(
+        cast("Any", Leaving()), database, backend_url=tmp_path.as_uri(), verify=lambda: None, deadline_seconds=60
+    )
+    engine.drop("test.runs.1")
+    assert [path.name for path in locks.iterdir()] == ["alive.json"]
     database.close()

@@ -19,6 +19,7 @@ import pytest
 from orca_infra.config import parse_config
 from orca_infra.errors import NotLeader, OrcaError, Transient
 from orca_infra.loop.passes import MachinePasses
+from orca_infra.machines.consoles import console_path
 from orca_infra.stack.engine import Engine
 from orca_infra.surroundings import Surroundings
 from orca_infra.testing.fake_cloud import FakeCloud, FakeProvider
@@ -145,4 +146,25 @@ def test_a_thousand_passes_of_which_half_fail_make_nothing_and_grow_nothing(
     assert after["rows"] <= before["rows"] + 3
     quarter = len(seconds) // 4
     first, last = sorted(seconds[:quarter])[quarter // 4], sorted(seconds[-quarter:])[quarter // 4]
-    assert last < 3 * first + 0.05
+    assert last < 3 * first + 0.05  # a machine that is busy with other things is no growth
+
+
+def test_what_a_machine_said_last_goes_with_its_row(surroundings: Callable[..., Surroundings]) -> None:
+    here = surroundings(ORCA_ENDED_ROW_SECONDS="3600")
+    passes = MachinePasses(here, cast("Engine", None), lambda: None, Quiet())
+    ended = {"orca-p-1": "2 hours", "orca-p-2": "1 minute"}
+    with here.database.transaction() as transaction:
+        for number, (name, ago) in enumerate(ended.items(), 1):
+            transaction.run(
+                "insert into orca.pool_machines (name, pool, number, provider, type, location, rendered, token_hash, revoked_at, "
+                "ended_at, reason) values (%(name)s, 'p', %(n)s, 'local', 'small', 'a', '{}', '', now(), "
+                "now() - %(ago)s::interval, 'BootTimeout')",
+                {"name": name, "n": number, "ago": ago},
+            )
+    log = here.logs_folder / "7" / "driver.log"
+    log.parent.mkdir(parents=True)
+    for path in (log, *(console_path(here.logs_folder, name) for name in ended)):
+        path.write_text("said\n")
+    passes.prune()
+    assert [console_path(here.logs_folder, name).exists() for name in ended] == [False, True]
+    assert log.exists()

@@ -94,7 +94,8 @@ def test_a_pass_that_acts_is_written_down_before_it_acts_and_ended_after(databas
         [row] = rows(database)
         assert (row["ended_at"], row["outcome"], row["about"]) == (None, None, ["p"])
         assert row["decisions"][0]["decided"] == "make 1 machine for p"
-        assert decode(row["record"]) == one
+        [frame] = rows(database, "select record from orca.pass_frames")
+        assert decode(row["record"], frame["record"]) == one
         kept.changed = 1
     [row] = rows(database)
     assert (row["outcome"], row["changed"], row["decided_at"]) == ("Done", 1, one.snapshot.now)
@@ -198,6 +199,50 @@ def test_a_pass_is_kept_no_longer_than_its_time(database: Database) -> None:
     execute(database, "update orca.passes set decided_at = now() - interval '2 hours'")
     record.prune()
     assert rows(database) == []
+
+
+def row_of(number: int, at: datetime) -> MachineRow:
+    made_at = at - timedelta(hours=1)
+    return MachineRow(
+        name=f"orca-p-{number}", pool="p", number=number, provider="local", type="small", location="a",
+        created_at=made_at, uid=f"u{number}", confirmed_at=made_at, first_seen_at=made_at, seen_at=at, slots=1, running=1,
+    )  # fmt: skip
+
+
+def test_passes_over_many_machines_are_kept_against_a_few_whole_ones_and_decide_the_same(database: Database) -> None:
+    record = recorder(database, passes=12)
+    machines = [row_of(number, datetime.now(UTC)) for number in range(400)]
+    for number in range(400, 500):
+        at = datetime.now(UTC)
+        machines = [replace(row, seen_at=at) for row in machines] + [row_of(number, at)]
+        keep(
+            record,
+            decided(at=at, runs=1, machines=tuple(machines), pools=(replace(POOL, max_machines=999),)),
+            changed=1,
+        )
+    kept = rows(
+        database, "select p.record, f.record as whole from orca.passes p join orca.pass_frames f on f.id = p.frame"
+    )
+    assert len(kept) == 12
+    for row in kept:
+        one = decode(row["record"], row["whole"])
+        assert isinstance(one, MachinesDecided)
+        assert one.again() == one.plan
+        assert len(one.snapshot.machines) >= 488
+        assert len(row["record"]) < len(row["whole"]) / 2
+    frames = rows(database, "select id from orca.pass_frames order by id")
+    assert 1 <= len(frames) <= 2
+    assert frames[-1]["id"] > 1  # so much had changed that another was taken
+
+
+def test_a_whole_pass_that_is_gone_is_missed_by_no_later_one(database: Database) -> None:
+    record = recorder(database)
+    keep(record, decided(runs=1), changed=1)
+    execute(database, "truncate orca.passes, orca.pass_frames")
+    one = decided(runs=1)
+    keep(record, one, changed=1)
+    [row] = rows(database, "select p.*, f.record as whole from orca.passes p join orca.pass_frames f on f.id = p.frame")
+    assert decode(row["record"], row["whole"]) == one
 
 
 def test_nothing_is_kept_when_no_pass_shall_be(database: Database) -> None:

@@ -11,7 +11,7 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from orca_infra.machines.model import (
 )
 from orca_infra.record.codec import decode, encode
 from orca_infra.record.decided import MachinesDecided
+from orca_infra.record.frames import Frame
 from orca_infra.record.words import decisions_of
 
 FOLDER = Path(__file__).parent / "machines"
@@ -261,3 +262,23 @@ def test_read_back_from_its_record_the_case_is_decided_the_same_and_told_in_word
     told = {name for one in words for name in one.about}
     assert {report.pool for report in decided.plan.reports} <= told
     assert all(one.why for one in words)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_told_against_another_case_the_case_is_decided_the_same(case: str) -> None:
+    """All that is left out is when a machine was heard that was heard lately."""
+    snapshot, pools, limits = read_input(FOLDER / case / "input.toml")
+    decided = MachinesDecided(snapshot=snapshot, pools=pools, limits=limits, plan=decide(snapshot, pools, limits))
+    earlier, *_ = read_input(FOLDER / CASES[CASES.index(case) - 1] / "input.toml")
+    for before in (snapshot, earlier):
+        frame = replace(decided, snapshot=before)
+        thinned = Frame(frame).thin(decided)
+        read = decode(encode(thinned.decided, thinned.lacks), encode(frame))
+        assert isinstance(read, MachinesDecided)
+        assert read.again() == decided.plan
+        assert with_no_heartbeats(read) == with_no_heartbeats(decided)
+
+
+def with_no_heartbeats(decided: MachinesDecided) -> MachinesDecided:
+    machines = tuple(replace(row, seen_at=None) for row in decided.snapshot.machines)
+    return replace(decided, snapshot=replace(decided.snapshot, machines=machines))

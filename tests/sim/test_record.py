@@ -22,7 +22,9 @@ def _records(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def kept(world: World) -> list[dict[str, Any]]:
-    return world.rows("select * from orca.passes order by id")
+    return world.rows(
+        "select p.*, f.record as whole from orca.passes p join orca.pass_frames f on f.id = p.frame order by p.id"
+    )
 
 
 def test_deciding_again_from_the_record_agrees(simulation: Simulation) -> None:
@@ -31,7 +33,7 @@ def test_deciding_again_from_the_record_agrees(simulation: Simulation) -> None:
         world = simulation.run(seed)
         assert not [line for line in world.lines if "not recorded" in line], f"seed {seed}"
         for row in kept(world):
-            decided = decode(row["record"])
+            decided = decode(row["record"], row["whole"])
             assert decided.again() == decided.plan, f"seed {seed}, pass {row['id']}: {row['decisions']}"
             if isinstance(decided.plan, Plan):
                 actions |= {type(action) for action in decided.plan.actions}
@@ -69,8 +71,7 @@ def test_every_machine_that_ever_was_is_told_of_with_the_reason_of_its_end(simul
 
 def test_a_record_that_says_otherwise_would_be_noticed(simulation: Simulation) -> None:
     world = simulation.run(52)
-    decided = next(
-        one for row in kept(world) if isinstance(one := decode(row["record"]), MachinesDecided) and one.plan.actions
-    )
+    passes = [decode(row["record"], row["whole"]) for row in kept(world)]
+    decided = next(one for one in passes if isinstance(one, MachinesDecided) and one.plan.actions)
     otherwise = MachinesDecided(snapshot=decided.snapshot, pools=(), limits=decided.limits, plan=decided.plan)
     assert otherwise.again() != decided.plan

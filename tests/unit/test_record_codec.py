@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from orca_infra.record.codec import LEFT_OUT, RecordUnreadable, as_json, decode, encode
 from orca_infra.record.decided import RunsDecided, RuntimesDecided, Scope
+from orca_infra.record.frames import Frame
 from orca_infra.record.words import decisions_of
 from orca_infra.runs import decide as runs_decide
 from orca_infra.runs import model as runs
@@ -106,12 +108,22 @@ RUN_SNAPSHOTS = st.builds(
 )
 
 
+def through_a_frame(decided: Any, earlier: Any) -> Any:
+    """Read back, where what the earlier pass had as well is kept with that one."""
+    thinned = Frame(earlier).thin(decided)
+    return decode(encode(thinned.decided, thinned.lacks), encode(earlier))
+
+
 @settings(max_examples=60, deadline=None)
-@given(RUN_SNAPSHOTS)
-def test_a_pass_over_run_clusters_is_read_back_as_it_was_and_decides_the_same(snapshot: runs.RunSnapshot) -> None:
+@given(RUN_SNAPSHOTS, RUN_SNAPSHOTS)
+def test_a_pass_over_run_clusters_is_read_back_as_it_was_and_decides_the_same(
+    snapshot: runs.RunSnapshot, before: runs.RunSnapshot
+) -> None:
     decided = RunsDecided(snapshot=snapshot, limits=RUN_LIMITS, plan=runs_decide.decide(snapshot, RUN_LIMITS))
+    earlier = RunsDecided(snapshot=before, limits=RUN_LIMITS, plan=runs_decide.decide(before, RUN_LIMITS))
     read = decode(encode(decided))
     assert read == decided
+    assert through_a_frame(decided, earlier) == through_a_frame(decided, decided) == decided
     assert read.again() == decided.plan
     check_words(decided)
 
@@ -209,13 +221,19 @@ RUNTIME_SNAPSHOTS = st.builds(
 
 
 @settings(max_examples=60, deadline=None)
-@given(RUNTIME_SNAPSHOTS)
-def test_a_pass_over_runtime_pools_is_read_back_and_decides_the_same(snapshot: runtimes.RuntimeSnapshot) -> None:
+@given(RUNTIME_SNAPSHOTS, RUNTIME_SNAPSHOTS)
+def test_a_pass_over_runtime_pools_is_read_back_and_decides_the_same(
+    snapshot: runtimes.RuntimeSnapshot, before: runtimes.RuntimeSnapshot
+) -> None:
     plan = runtimes_decide.decide(snapshot, RUNTIME_LIMITS)
     decided = RuntimesDecided(snapshot=snapshot, limits=RUNTIME_LIMITS, plan=plan)
+    earlier = RuntimesDecided(
+        snapshot=before, limits=RUNTIME_LIMITS, plan=runtimes_decide.decide(before, RUNTIME_LIMITS)
+    )
     record = encode(decided)
     read = decode(record)
     assert isinstance(read, RuntimesDecided)
+    assert through_a_frame(decided, earlier) == through_a_frame(decided, decided) == read
     assert read.again() == read.plan
     # All of it but what variables are set to.
     assert (read.snapshot.rows, read.snapshot.pools, read.plan.endings) == (snapshot.rows, snapshot.pools, plan.endings)
@@ -259,7 +277,7 @@ def an_empty_pass() -> bytes:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"head": {"form": 2, "scope": "runs", "actions": [], "waits": []}}, "form 2, and this version reads form 1"),
+        ({"head": {"form": 3, "scope": "runs", "actions": [], "waits": []}}, "form 3, and this version reads form 2"),
         ({"head": {"form": 1, "scope": "ships", "actions": [], "waits": []}}, "of another version"),
         ({"decided": {"snapshot": {"now": "yesterday"}}}, "of another version"),
     ],
@@ -277,7 +295,14 @@ def test_a_record_that_lacks_what_has_a_default_is_read() -> None:
     assert decode(zlib.compress(json.dumps(whole).encode())).snapshot.now == NOW
 
 
-def test_a_pass_over_many_clusters_is_kept_in_little_room() -> None:
+def test_a_record_of_the_form_before_frames_is_read() -> None:
+    whole = json.loads(zlib.decompress(an_empty_pass()))
+    del whole["head"]["lacks"]
+    whole["head"]["form"] = 1
+    assert decode(zlib.compress(json.dumps(whole).encode())).snapshot.now == NOW
+
+
+def test_a_pass_over_many_clusters_is_kept_in_little_room_and_against_its_frame_in_next_to_none() -> None:
     rows = tuple(
         runs.ClusterRow(
             run=run,
@@ -294,3 +319,9 @@ def test_a_pass_over_many_clusters_is_kept_in_little_room() -> None:
     decided = RunsDecided(snapshot=runs.RunSnapshot(now=NOW, rows=rows), limits=RUN_LIMITS, plan=runs.RunPlan())
     assert decided.scope is Scope.RUNS
     assert len(encode(decided)) < 20_000
+    more = replace(rows[0], run=500)
+    later = replace(decided, snapshot=replace(decided.snapshot, rows=(*rows[1:], more)))
+    thinned = Frame(decided).thin(later)
+    assert thinned.changed == 2
+    assert len(encode(thinned.decided, thinned.lacks)) < 1_000
+    assert through_a_frame(later, decided) == later

@@ -211,6 +211,18 @@ def test_each_pass_is_reported_and_the_first_is_followed_by_a_pruning(
     assert passes.pruned == 1
 
 
+def test_what_is_kept_for_less_than_an_hour_goes_when_its_time_is_over(
+    start: Callable[..., Schedule], wait_until: WaitUntil
+) -> None:
+    seconds = iter(range(10**6))
+    passes = Passes()
+    schedule = start(passes, seconds=lambda: float(next(seconds)), prune_seconds=4)
+    for made in range(2, 6):
+        schedule.hasten()
+        wait_until(lambda made=made: passes.made >= made)
+    wait_until(lambda: passes.pruned >= 2)
+
+
 class HungSchedule:
     """A schedule of which one pass is late by so many seconds."""
 

@@ -1,9 +1,22 @@
 -- Named statements of the passes' record; %(...)s are parameters.
 
 -- name: begin_pass
-insert into orca.passes (scope, decided_at, version, about, decisions, record)
-values (%(scope)s, %(decided_at)s, %(version)s, %(about)s, %(decisions)s, %(record)s)
+insert into orca.passes (scope, decided_at, version, about, decisions, record, frame)
+values (%(scope)s, %(decided_at)s, %(version)s, %(about)s, %(decisions)s, %(record)s, %(frame)s)
 returning id
+
+-- name: hold_frame
+-- Whether a frame is still there; then it stays until this transaction's end.
+select id from orca.pass_frames where id = %(frame)s for key share
+
+-- name: begin_frame
+insert into orca.pass_frames (scope, record) values (%(scope)s, %(record)s) returning id
+
+-- name: forget_frames
+-- Those that nothing is told against any more; the newest is the one that the next passes will be.
+delete from orca.pass_frames f where scope = %(scope)s
+    and id < (select max(id) from orca.pass_frames where scope = %(scope)s)
+    and not exists (select from orca.passes p where p.frame = f.id)
 
 -- name: bound_passes
 -- The newest `passes` of a scope stay, as far as they are young enough.
@@ -45,9 +58,9 @@ select id, scope, decided_at, ended_at, outcome, message, changed, version, deci
 from orca.passes p where about && %(names)s::text[] order by id desc limit %(limit)s
 
 -- name: pass
-select id, scope, decided_at, ended_at, outcome, message, changed, version, decisions, record,
+select p.id, p.scope, decided_at, ended_at, outcome, message, changed, version, decisions, p.record, f.record as frame,
     exists (select from orca.passes n where n.scope = p.scope and n.id > p.id) as is_past
-from orca.passes p where id = %(id)s
+from orca.passes p left join orca.pass_frames f on f.id = p.frame where p.id = %(id)s
 
 -- name: run_for_people
 select r.id as run, r.pipeline, r.state, r.start, r.worker, r.reason, r.queued_at, r.started_at, r.ended_at, r.fill,

@@ -1,0 +1,512 @@
+"""The world of the soak: a real loop with real machines, runs and runtimes, what people and drivers do in it, and its faults.
+
+Demand comes in tides. In between, all demand is taken away and everything faulty is healed: what is then still there after
+a while stays for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import shutil
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from orca_infra.config import Config, parse_config
+from orca_infra.errors import OrcaError, Transient
+from orca_infra.kube.kinds import JOB, POD, RUNTIME_POOL, SECRET, SERVICE, Kind, Ref
+from orca_infra.kube.labels import STACK_LABEL
+from orca_infra.log import make_log
+from orca_infra.process import boot_id
+from orca_infra.runtimes.launch import LaunchHands, LaunchRequest, launch
+from orca_infra.testing import invariants
+from orca_infra.testing.cluster import TestCluster
+from orca_infra.testing.standing import StandingWorld
+
+_TOML = """
+[pools.east]
+provider = "local"
+image = "registry.example/orca-worker:1"
+max_machines = 3
+max_booting = 2
+idle_seconds = 2
+types = [{ type = "small", locations = ["a", "b"] }]
+[pools.west]
+provider = "local"
+image = "registry.example/orca-worker:1"
+max_machines = 3
+idle_seconds = 2
+types = [{ type = "small", locations = ["b", "a"], wait = 3 }, { type = "large", locations = ["a"] }]
+"""
+#: Durations of a quick test, so that many lives fit into little time; what has ended is forgotten at once, or nothing could
+#: be told from what is kept for a month.
+_VARIABLES = {
+    "ORCA_STACK": "soak",
+    "ORCA_TOKEN_KEY": "a key of the soak, 32 bytes long and more",
+    "ORCA_LOG": "json",
+    "ORCA_HEALTH_HOST": "127.0.0.1",
+    "ORCA_POOL_GROW_AFTER": "0",
+    "ORCA_POOL_TRY_SECONDS": "0.2",
+    "ORCA_POOL_SCALE_SECONDS": "0.4",
+    "ORCA_RUNS_SCALE_SECONDS": "0.4",
+    "ORCA_RUNTIMES_SCALE_SECONDS": "0.4",
+    "ORCA_POOL_BOOT_SECONDS": "120",
+    "ORCA_POOL_LOST_SECONDS": "60",
+    "ORCA_HEARTBEAT_SECONDS": "1",
+    "ORCA_STRAY_GRACE_SECONDS": "2",
+    "ORCA_DRIFT_SECONDS": "30",
+    "ORCA_ENDED_ROW_SECONDS": "5",
+    "ORCA_ENGINE_SECONDS": "60",
+    "ORCA_RECORD_PASSES": "20",
+    "ORCA_RUN_LOG_SECONDS": "5",
+    "ORCA_RUNTIMES_ABANDONED_SECONDS": "5",
+    "ORCA_RUNNER": "kubernetes",
+}
+Result = TypeVar("Result")
+_TRIES = 4
+_WARM = 2
+_CULL_SECONDS = 3
+_FAULT_SECONDS = (0.5, 3.0)
+_ENGINES: Any = (
+    "select pid from orca.engine_operations where ended_at is null and pid is not null and boot_id = %(boot)s"
+)
+_TERMINATE: Any = (
+    "select pg_terminate_backend(pid) from pg_stat_activity "
+    "where datname = current_database() and pid <> pg_backend_pid()"
+)
+#: What has to be over before everything is at rest, beside the clouds and the cluster.
+_REST: Mapping[str, str] = {
+    "runs": "select from orca.runs",
+    "machines' rows": "select from orca.pool_machines",
+    "what stacks own": "select from orca.owned",
+    "workers": "select from orca.workers",
+    "run clusters' rows": "select from orca.run_clusters",
+    "runtime Pods' rows": "select from orca.runtime_pods",
+    "runtimes' rows": "select from orca.runtimes",
+    "objects' rows": "select from orca.kube_objects",
+    "cohorts": "select from orca.cohorts",
+    "engine operations": "select from orca.engine_operations",
+    "what status asks somebody to look at": "select from orca.attention",
+}
+
+
+class SoakWorld(StandingWorld):
+    """`with SoakWorld(cluster, url, rng) as world:`; `tide` is what happens in one moment, `ebb` takes it all away."""
+
+    toml = _TOML
+    variables = _VARIABLES
+    disk = None
+
+    def __init__(self, cluster: TestCluster, url: str, rng: random.Random) -> None:
+        super().__init__(cluster, url)
+        self.rng = rng
+        self.config: Config = parse_config(self.toml, "soak")
+        #: What was met, made and launched.
+        self.met: Counter[str] = Counter()
+        #: Runs to which something was done that may end a start.
+        self.touched: set[int] = set()
+        self._outage: Callable[[], object] | None = None
+        self._outage_until = 0.0
+
+    def _environment(self, *, direct: bool) -> dict[str, str]:
+        """With the state where it is unless somebody says otherwise: beside the rows, in Postgres."""
+        variables = super()._environment(direct=direct)
+        del variables["PULUMI_BACKEND_URL"]
+        return variables
+
+    def _make_stand(self) -> None:
+        self.execute(
+            "insert into orca.pipelines (name, placement, image, workers, max_starts) values "
+            "('east', 'worker:east', null, 0, null), ('west', 'worker:west', null, 0, null), "
+            "('reports', null, 'registry.example/reports:1', 1, 20), ('short', null, 'registry.example/reports:1', 0, 20)"
+        )
+        default = {"requests": {"cpu": "500m", "memory": "1Gi"}}
+        specs = {
+            "RuntimeEnvironment": {
+                "dockerImage": "registry.example/runtime:1",
+                "resourcesRanges": {"default": default},
+            },
+            "RuntimePool": {
+                "environment": "python",
+                "size": 0,
+                "burningRate": 0.1,
+                "cull": {"seconds": _CULL_SECONDS},
+            },
+        }
+        for kind, spec in specs.items():
+            metadata = {"name": "python", "namespace": self.runtimes_namespace}
+            item = {"apiVersion": "datalayer.io/v1", "kind": kind, "metadata": metadata, "spec": spec}
+            self.kube.apply(item, manager="soak", force=True)
+        self._hands = LaunchHands(
+            database=self.surroundings.database,
+            kube=self.kube,
+            namespace=self.runtimes_namespace,
+            stack_id=self.surroundings.stack_id,
+            log=make_log(open(os.devnull, "w", encoding="utf-8"), form="json"),  # noqa: SIM115  (as long as the process)
+        )
+        self._plant_foreign()
+        self.until(lambda: self.passes() and min(self.passes().values()) > 0, 120, "the loop's first passes")
+
+    def _plant_foreign(self) -> None:
+        """What is another stack's, beside ours: nobody may touch it."""
+        metadata = {"name": "foreign", "labels": {STACK_LABEL: "another", "orca.role": "driver"}}
+        spec = {"containers": [{"name": "c", "image": "registry.example/other:1"}]}
+        for namespace in (self.runs_namespace, self.runtimes_namespace):
+            self.kube.create(
+                {"apiVersion": "v1", "kind": "Pod", "metadata": {**metadata, "namespace": namespace}, "spec": spec}
+            )
+        self.foreign = self._foreign()
+
+    def _foreign(self) -> dict[str, str]:
+        return {
+            pod["metadata"]["namespace"]: pod["metadata"]["uid"]
+            for namespace in (self.runs_namespace, self.runtimes_namespace)
+            for pod in self.kube.list(POD, namespace=namespace).items
+            if pod["metadata"]["name"] == "foreign"
+        }
+
+    # The loop.
+
+    def rows(self, query: Any, **parameters: object) -> list[dict[str, Any]]:
+        return _again(lambda: super(SoakWorld, self).rows(query, **parameters))
+
+    def execute(self, statement: Any, **parameters: object) -> None:
+        _again(lambda: super(SoakWorld, self).execute(statement, **parameters))
+
+    @property
+    def pid(self) -> int:
+        return int(self._loop.pid)
+
+    def metrics(self) -> dict[str, float]:
+        """The loop's counters; nothing while it does not answer."""
+        with contextlib.suppress(OSError):
+            return {
+                name: float(value)
+                for name, value in re.findall(r"^(\w+\{.*?\}) (\S+)$", self._get("/metrics"), re.MULTILINE)
+            }
+        return {}
+
+    def passes(self) -> dict[str, int]:
+        """How many passes were made of each scope, those that were given up among them."""
+        counted: Counter[str] = Counter()
+        for name, value in self.metrics().items():
+            if found := re.fullmatch(r'orca_infra_passes_total\{.*scope="(\w+)".*\}', name):
+                counted[found[1]] += int(value)
+        return dict(counted)
+
+    def operations(self) -> int:
+        """How many times the engine was told to make or remove something; not what it was asked to look at."""
+        return sum(
+            int(value)
+            for name, value in self.metrics().items()
+            if name.startswith("orca_infra_engine_operations_total{") and 'kind="refresh"' not in name
+        )
+
+    # What happens.
+
+    def flood(self) -> None:
+        """What a tide begins with: a pool that is warm again."""
+        self._size(_WARM)
+
+    def tide(self) -> None:
+        """One moment: some demand, perhaps a fault, perhaps the end of one."""
+        self.demand()
+        if self._outage is not None and time.monotonic() > self._outage_until:
+            self._end_outage()
+        elif self._outage is None and self.rng.random() < 0.25:
+            fault = self.rng.choice(self.faults)
+            self.met[fault.__name__] += 1
+            with contextlib.suppress(OrcaError):
+                fault()
+
+    def demand(self) -> None:
+        chance = self.rng.random
+        if chance() < 0.09:
+            pipeline, runs = self.rng.choice(("east", "west", "reports", "short")), self.rng.randint(1, 2)
+            self.execute(
+                "insert into orca.runs (pipeline) select %(p)s from generate_series(1, %(n)s)", p=pipeline, n=runs
+            )
+            self.met["runs"] += runs
+        if chance() < 0.02:
+            self.execute("update orca.runs set state = 'canceled' where state = 'queued'")
+        if chance() < 0.4:
+            self._end_some_runs(1)
+        if chance() < 0.05:
+            self._size(self.rng.randint(0, _WARM))
+        if chance() < 0.08:
+            self._launch()
+
+    def _launch(self) -> None:
+        name = f"user-{self.rng.randint(1, 9)}"
+        request = LaunchRequest(
+            environment="python", user=name, secrets={"TOKEN": "x"} if self.rng.random() < 0.5 else {}
+        )
+        with contextlib.suppress(OrcaError):
+            self.met["launches, warm" if launch(self._hands, request).warm else "launches, cold"] += 1
+
+    def _end_some_runs(self, most: int) -> None:
+        """What drivers write when they are done; those of runs that were just queued again write it to no row."""
+
+        def end() -> None:
+            with self.surroundings.database.transaction() as transaction:
+                transaction.run("select set_config('orca.writer', 'driver', true)")
+                transaction.run(
+                    "update orca.runs set state = 'succeeded', ended_at = now() where id in (select id from orca.runs "
+                    "where state = 'running' and worker is null order by id limit %(most)s)",
+                    {"most": most},
+                )
+
+        _again(end)
+
+    def _size(self, size: int) -> None:
+        ref = Ref(kind=RUNTIME_POOL, namespace=self.runtimes_namespace, name="python")
+        self.kube.patch(ref, {"spec": {"size": size}})
+
+    # Faults: of the cloud, of people, of processes, and outages, which last a moment.
+
+    @property
+    def faults(self) -> tuple[Callable[[], None], ...]:
+        return (
+            *(self.stock_out, self.quota, self.refusal, self.cloud_away, self.slow_create, self.delete_fails),
+            *(self.preempted, self.stopped, self.labels_lost),
+            *(self.connections_end, self.engine_killed, self.database_hangs, self.database_slow),
+            *(self.pod_deleted, self.job_deleted, self.driver_fails, self.pool_paused),
+            *(self.server_away, self.server_throttles, self.server_fails, self.answers_lost),
+            *(self.server_refuses, self.lists_cut, self.watches_silent, self.server_hangs_up),
+        )
+
+    def stock_out(self) -> None:
+        self.cloud.arm("create", "LOCATION_OUT_OF_CAPACITY", location=self.rng.choice("ab"), times=2)
+
+    def quota(self) -> None:
+        self.cloud.arm("create", "QUOTA_EXCEEDED")
+
+    def refusal(self) -> None:
+        self.cloud.arm("create", "INVALID_REQUEST")
+
+    def cloud_away(self) -> None:
+        self.cloud.arm("list", "UNAVAILABLE", times=2)
+
+    def slow_create(self) -> None:
+        self.cloud.arm("create", "", seconds=1.0)
+
+    def delete_fails(self) -> None:
+        self.cloud.arm("delete", "UNAVAILABLE")
+
+    def preempted(self) -> None:
+        self._to_a_machine(self.cloud.preempt)
+
+    def stopped(self) -> None:
+        self._to_a_machine(self.cloud.stop)
+
+    def labels_lost(self) -> None:
+        self._to_a_machine(lambda name: self.cloud.relabel(name, {}))
+
+    def _to_a_machine(self, act: Callable[[str], object]) -> None:
+        if machines := self.cloud.list():
+            name = self.rng.choice(machines).name
+            self._touch("select id as run from orca.runs where worker = %(name)s", name=name)
+            act(name)
+
+    def connections_end(self) -> None:
+        """Every connection ends, that of the lead among them."""
+        self.execute(_TERMINATE)
+
+    def engine_killed(self) -> None:
+        """The engines' processes are killed a moment later, if there are any then."""
+        delay = self.rng.uniform(0.1, 1.5)
+
+        def kill() -> None:
+            time.sleep(delay)
+            with contextlib.suppress(OrcaError, ProcessLookupError):
+                for row in self.rows(_ENGINES, boot=boot_id()):
+                    os.killpg(row["pid"], signal.SIGKILL)
+
+        threading.Thread(target=kill, daemon=True).start()
+
+    def pool_paused(self) -> None:
+        self.execute("insert into orca.pool_pauses (pool) values ('east') on conflict do nothing")
+        self._begin_outage(lambda: self.execute("delete from orca.pool_pauses"))
+
+    def pod_deleted(self) -> None:
+        """A head, a worker, a driver's Pod or a runtime, by somebody's kubectl."""
+        self._delete_one(POD, self.rng.choice((self.runs_namespace, self.runtimes_namespace)))
+
+    def job_deleted(self) -> None:
+        self._delete_one(JOB, self.runs_namespace)
+
+    def _delete_one(self, kind: Kind, namespace: str) -> None:
+        if items := self.ours(kind, namespace):
+            metadata = self.rng.choice(items)["metadata"]
+            if run := metadata["labels"].get("orca.run"):
+                self.touched.add(int(run))
+            with contextlib.suppress(OrcaError):
+                self.kube.delete(Ref(kind=kind, namespace=namespace, name=metadata["name"]))
+
+    def driver_fails(self) -> None:
+        """A driver's Pod ends with code 1, and its run says nothing."""
+        drivers = [
+            pod
+            for pod in self.ours(POD, self.runs_namespace)
+            if pod["metadata"]["labels"].get("orca.role") == "driver" and "deletionTimestamp" not in pod["metadata"]
+        ]
+        if drivers:
+            metadata = self.rng.choice(drivers)["metadata"]
+            self.touched.add(int(metadata["labels"]["orca.run"]))
+            annotations = {"orca.testing/complete-after": "0", "orca.testing/exit-code": "1"}
+            ref = Ref(kind=POD, namespace=self.runs_namespace, name=metadata["name"])
+            self.kube.patch(ref, {"metadata": {"annotations": annotations}})
+
+    def database_hangs(self) -> None:
+        self._set(self.postgres, hangs=True)
+
+    def database_slow(self) -> None:
+        self._set(self.postgres, delay_seconds=0.02)
+
+    def server_away(self) -> None:
+        self._set(self.server, away=True)
+        self.server.hang_up()
+
+    def server_throttles(self) -> None:
+        self._set(self.server, throttled=0.3)
+
+    def server_fails(self) -> None:
+        self._set(self.server, failing=0.3)
+
+    def answers_lost(self) -> None:
+        self._set(self.server, cut=0.3)
+
+    def server_refuses(self) -> None:
+        self._set(self.server, refuses=self.rng.choice((401, 403)))
+
+    def lists_cut(self) -> None:
+        self._set(self.server, halves=True)
+
+    def watches_silent(self) -> None:
+        self._set(self.server, silent=True)
+
+    def server_hangs_up(self) -> None:
+        self.server.hang_up()
+
+    def _set(self, proxy: object, **faults: Any) -> None:
+        for name, value in faults.items():
+            setattr(proxy, name, value)
+        self._begin_outage(lambda: [setattr(proxy, name, type(value)()) for name, value in faults.items()])
+
+    def _begin_outage(self, end: Callable[[], object]) -> None:
+        self._outage = end
+        self._outage_until = time.monotonic() + self.rng.uniform(*_FAULT_SECONDS)
+
+    def _end_outage(self) -> None:
+        if self._outage is not None:
+            self._outage()
+        self._outage = None
+
+    def _touch(self, query: Any, **parameters: object) -> None:
+        self.touched |= {row["run"] for row in self.rows(query, **parameters)}
+
+    # Between the tides.
+
+    def ebb(self) -> None:
+        """No more faults and no more demand; called again and again until `unrest` is silent."""
+        self._end_outage()
+        self.postgres.heal()
+        self.server.heal()
+        (self.cloud.folder / "faults.json").unlink(missing_ok=True)
+        self.execute("update orca.runs set state = 'canceled' where state = 'queued'")
+        self._end_some_runs(10**6)
+        self._size(0)
+        self._forget_ended_runs()
+
+    def _forget_ended_runs(self) -> None:
+        """What orca keeps of its runs is orca's to delete: their rows, and their logs."""
+        for row in self.rows(
+            "delete from orca.runs r where state in ('succeeded', 'failed', 'canceled') "
+            "and not exists (select from orca.run_clusters c where c.run = r.id and c.ended_at is null) returning id"
+        ):
+            shutil.rmtree(self.surroundings.logs_folder / str(row["id"]), ignore_errors=True)
+
+    def unrest(self) -> list[str]:
+        """What is still there or under way, though nobody wants it."""
+        if not self.passed_since(time.time() - 10):
+            return ["the loop's passes"]
+        left = [f"{what}: {rows[:3]}" for what, query in _REST.items() if (rows := self._some(query))]
+        left += [f"machine {machine.name}" for machine in self.cloud.list()]
+        for namespace in (self.runs_namespace, self.runtimes_namespace):
+            for kind in (JOB, POD, SERVICE, SECRET):
+                left += [f"{kind.kind} {item['metadata']['name']}" for item in self.ours(kind, namespace)]
+        return [*left, *(f"state {key}" for key in self.cohort_states())]
+
+    def _some(self, query: str) -> list[dict[str, Any]]:
+        return self.rows(query.replace("select from", "select * from", 1) + " limit 3")
+
+    def ours(self, kind: Kind, namespace: str) -> list[dict[str, Any]]:
+        """This stack's objects, as the API server has them."""
+        return list(self.kube.list(kind, namespace=namespace, labels={STACK_LABEL: self.surroundings.stack_id}).items)
+
+    def cohort_states(self) -> list[str]:
+        """States, locks and histories of cohorts in the engine's backend; those of the machines' stacks stay."""
+        rows = self.rows("select key from pulumi_state where strpos(key, '.machines.') + strpos(key, '/meta.') = 0")
+        return [row["key"] for row in rows]
+
+    # What has to hold.
+
+    def broken(self) -> Iterator[str]:
+        """What does not hold at this moment, whatever is under way."""
+        for what, query in invariants.AT_EVERY_INSTANT.items():
+            if rows := self.rows(query):
+                yield f"{what}: {rows}"
+        yield from invariants.too_many(self.rows(invariants.LIVE), self.config.pools)
+        drivers = Counter(
+            pod["metadata"]["labels"]["orca.run"]
+            for pod in self.ours(POD, self.runs_namespace)
+            if pod["metadata"]["labels"].get("orca.role") == "driver"
+            and "deletionTimestamp" not in pod["metadata"]
+            and pod.get("status", {}).get("phase") not in {"Succeeded", "Failed"}
+        )
+        yield from (f"run {run} has {count} drivers" for run, count in drivers.items() if count > 1)
+        for row in self.rows("select id, reason, state, start from orca.runs where reason is not null"):
+            # A machine whose creation was not seen to end well is given up, even if its worker was quick.
+            if row["id"] not in self.touched and row["reason"] not in {"Interrupted", "Failed", "NoCapacity"}:
+                yield f"run {row['id']} was ended, and nothing was done to it: {row}"
+        if self._foreign() != self.foreign:
+            yield f"another stack's Pods were {self.foreign}, and are {self._foreign()}"
+        if not self.is_running:
+            yield "the loop's process has ended"
+
+    def broken_at_rest(self) -> Iterator[str]:
+        """As the simulation's end has it: the cloud, the states and the rows agree."""
+        owned, pending = [], []
+        for pool in self.config.pools:
+            state = self._engine_state(pool.name)
+            owned += [resource.name for resource in state.resources]
+            pending += list(state.pending)
+        found = invariants.Found(
+            rows=self.rows(invariants.LIVE),
+            machines=self.cloud.list(),
+            owned=owned,
+            noted=[row["name"] for row in self.rows("select name from orca.owned")],
+            pending=pending,
+        )
+        yield from invariants.disagreements(found, self.surroundings.stack_id, self.config.pools)
+        yield from self.broken()
+
+    def _engine_state(self, pool: str) -> Any:
+        from orca_infra.machines.observe import machine_stack
+        from orca_infra.stack.engine import Engine
+
+        return Engine(self.surroundings.engine).state(machine_stack(self.surroundings.settings.stack, pool))
+
+
+def _again(act: Callable[[], Result]) -> Result:
+    """Connections are ended now and then, ours among them."""
+    for _ in range(_TRIES):
+        with contextlib.suppress(Transient):
+            return act()
+    return act()
