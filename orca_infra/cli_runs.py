@@ -176,7 +176,7 @@ def _read_run(surroundings: Surroundings, run: int) -> dict[str, Any]:
         runs = transaction.dicts(SQL["run"], {"run": run})
         if not runs:
             raise UserError(f"there is no run {run}; `orca-infra runs list` shows those with a run cluster")
-        queued = {row["run"]: row["waiting"] for row in read_queued(transaction, surroundings.settings)}
+        queued = {row["run"]: row["waiting"] for row in read_queued(transaction, surroundings.settings, asked=run)}
         return {
             "waiting": queued.get(run, ""),
             "now": transaction.value("select now()"),
