@@ -12,6 +12,7 @@ from orca_infra.quantity import duration_text
 from orca_infra.record.passes import SQL
 from orca_infra.runs.decide import decide
 from orca_infra.runs.model import RunLimits
+from orca_infra.runs.observe import SQL as RUNS
 from orca_infra.runs.observe import read_rows
 
 _WORKER = "worker:"
@@ -102,17 +103,15 @@ def _why_queued(transaction: Transaction, row: dict[str, Any], limits: RunLimits
         return _of_pool(found[0], at) if found else [f"it waits for pool {pool}, and no pass has seen such a pool"]
     if limits is None:
         return ["ORCA_RUNNER is not set: no run clusters are made, and its pipeline is placed on no pool"]
-    if row["image"] is None:
-        return ["its pipeline was registered without an image: such runs are left alone"]
     return [_why_not_admitted(transaction, row, limits)]
 
 
 def _why_not_admitted(transaction: Transaction, row: dict[str, Any], limits: RunLimits) -> str:
     """What the next pass would say: admission needs nothing of the cluster."""
-    cost = limits.sizes.cpu_of(row["workers"])
-    if limits.budget_millis is not None and cost > limits.budget_millis:
-        return f"it needs {cost}m of CPU, more than the whole budget of {limits.budget_millis}m"
-    plan = decide(read_rows(transaction, limits), limits)
+    left_alone = transaction.dicts(RUNS["queued_without_cluster"], {"limit": 1, "asked": row["run"]})
+    if left_alone and left_alone[0]["run"] == row["run"]:
+        return str(left_alone[0]["waiting"])
+    plan = decide(read_rows(transaction, limits, asked=row["run"]), limits)
     if row["run"] in plan.waiting:
         return plan.waiting[row["run"]]
     if row["run"] in {one.run for one in plan.admit}:

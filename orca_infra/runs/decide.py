@@ -31,8 +31,8 @@ _DISRUPTIONS = (
     "DeletionByPodGC",
     "TerminationByKubelet",
 )
-# What a column of starts holds.
-_STARTS_MAX = 2**31 - 1
+#: What a column of starts holds.
+STARTS_MAX = 2**31 - 1
 # And what a Pod that the kubelet ended says of itself.
 _EVICTIONS = ("Evicted", "Preempting", "NodeLost", "Shutdown", "Terminated", "NodeShutdown", *_DISRUPTIONS)
 
@@ -86,6 +86,18 @@ def decide(snapshot: RunSnapshot, limits: RunLimits) -> RunPlan:
 def why_queued(snapshot: RunSnapshot, limits: RunLimits) -> dict[int, str]:
     """Why queued runs are not admitted, by run; of what a snapshot of the rows alone says."""
     return _admit(snapshot, limits)[1]
+
+
+def why_barred(image: str, workers: int, limits: RunLimits) -> str:
+    """Why no run of such a pipeline is ever admitted, whatever is free; empty when it can be."""
+    budget, cost = limits.budget_millis, limits.sizes.cpu_of(workers)
+    if not limits.allowed.has_image(image):
+        return f"the policies (image-registries) do not allow its image {image}"
+    if workers > limits.workers_max:
+        return f"it has {workers} workers, more than a run can have ({limits.workers_max})"
+    if budget is not None and cost > budget:
+        return f"it needs {cost}m of CPU, more than the whole budget of {budget}m"
+    return ""
 
 
 def _ending(row: ClusterRow, objects: Iterable[SeenObject], snapshot: RunSnapshot, limits: RunLimits) -> Ending | None:
@@ -199,9 +211,13 @@ def _because(pod: SeenObject | None) -> str:
 
 
 def _to_delete(objects: Iterable[SeenObject]) -> tuple[SeenObject, ...]:
-    """Everything that is not going away yet; the Job first, so that its controller makes no Pod anew."""
+    """Everything that is not going away yet: what the Job owns before the Job, its own Pod after it.
+
+    A Job that is gone has the garbage collector delete what it owns, too, and that is half of what the API server then has
+    to do. But its Pod would be made anew by its controller, as long as it is there.
+    """
     left = [item for item in objects if not item.deleting]
-    return tuple(sorted(left, key=lambda item: (item.kind != "Job", item.name)))
+    return tuple(sorted(left, key=lambda item: (2 * (item.role == Role.DRIVER) - (item.kind == "Job"), item.name)))
 
 
 def _finish(row: ClusterRow, ending: Ending, objects: Iterable[SeenObject]) -> Finish:
@@ -260,14 +276,10 @@ def _admit(snapshot: RunSnapshot, limits: RunLimits) -> tuple[tuple[QueuedRun, .
             waiting[run.run] = f"its start {run.earlier} is still going away"
         elif held:
             waiting[run.run] = f"its pipeline runs max_runs ({run.max_runs}) already"
-        elif not limits.allowed.has_image(run.image):
-            waiting[run.run] = f"the policies (image-registries) do not allow its image {run.image}"
-        elif run.workers > limits.workers_max:
-            waiting[run.run] = f"it has {run.workers} workers, more than a run can have ({limits.workers_max})"
-        elif run.start >= _STARTS_MAX:
+        elif barred := why_barred(run.image, run.workers, limits):
+            waiting[run.run] = barred
+        elif run.start >= STARTS_MAX:
             waiting[run.run] = f"it was started {run.start} times, and cannot be counted further"
-        elif budget is not None and cost > budget:
-            waiting[run.run] = f"it needs {cost}m of CPU, more than the whole budget of {budget}m"
         elif too_large is not None:
             waiting[run.run] = f"run {too_large} is before it and does not fit what is free of the budget"
         elif free is not None and cost > free:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO, TypedDict
 
@@ -61,7 +62,11 @@ def driver_log(logs: Path, run: int) -> Path:
 
 def parts(logs: Path, run: int) -> list[Path]:
     """What is heard of drivers that have not been swept yet, the oldest start first."""
-    return sorted((logs / str(run)).glob(".driver-*.part"), key=lambda path: int(path.name.split("-")[1]))
+    return sorted(_parts_in(logs / str(run)), key=lambda path: int(path.name.split("-")[1]))
+
+
+def _parts_in(folder: Path) -> Iterator[Path]:
+    return folder.glob(".driver-*.part")
 
 
 @dataclass(slots=True)
@@ -189,6 +194,21 @@ class DriverLogs:
             if found and run is not None and (run, int(found["start"])) not in live:
                 with self._noticing_a_full_disk():
                     _append(driver_log(self._logs, run), part, "--- the rest of the log could not be kept\n")
+
+    def delete_old(self, before: datetime) -> int:
+        """Delete the logs to which nothing was added since then, those of drivers that may still be heard excepted."""
+        deleted = 0
+        for whole in self._logs.glob("*/driver.log"):
+            with contextlib.suppress(OSError):  # gone already, or not ours to delete: the next time, then
+                if (
+                    whole.parent.name.isdecimal()
+                    and whole.stat().st_mtime < before.timestamp()
+                    and not any(_parts_in(whole.parent))
+                ):
+                    whole.unlink()
+                    deleted += 1
+                    whole.parent.rmdir()  # unless somebody else has something there
+        return deleted
 
     def close(self) -> None:
         """Stop following; what was read stays in its parts."""

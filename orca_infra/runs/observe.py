@@ -13,6 +13,7 @@ from orca_infra.kube.answers import Refusal, refusal_of
 from orca_infra.kube.client import Kube
 from orca_infra.kube.kinds import JOB, POD, SECRET, SERVICE, Object, Ref
 from orca_infra.kube.labels import ROLE_LABEL, RUN_LABEL, STACK_LABEL, START_LABEL
+from orca_infra.runs.decide import STARTS_MAX, why_barred
 from orca_infra.runs.model import ClusterRow, PodPhase, QueuedRun, RunLimits, RunSnapshot, SeenObject
 
 SQL = load_queries("runs")
@@ -74,11 +75,11 @@ def _told_apart(objects: Sequence[SeenObject], known: Sequence[dict[str, Any]]) 
     ]
 
 
-def read_rows(transaction: Transaction, limits: RunLimits) -> RunSnapshot:
-    """The database's part of a snapshot: what is queued, what runs, and the starts that live."""
-    sizes = limits.sizes
-    costs = {"driver": sizes.driver_millis, "head": sizes.head_millis, "worker": sizes.worker_millis}
-    parameters = {"limit": QUEUED_MAX, "budget": limits.budget_millis, **costs}
+def read_rows(transaction: Transaction, limits: RunLimits, *, asked: int | None = None) -> RunSnapshot:
+    """The database's part of a snapshot: what is queued (run `asked` in any case), what runs, and the starts that live."""
+    pipelines = transaction.dicts(SQL["pipelines_with_clusters"])
+    barred = [row["name"] for row in pipelines if why_barred(row["image"], row["workers"], limits)]
+    parameters = {"limit": QUEUED_MAX, "barred": barred, "starts_max": STARTS_MAX, "asked": asked}
     return RunSnapshot(
         now=transaction.value("select now()"),
         queued=tuple(transaction.rows(QueuedRun, SQL["queued_runs"], parameters)),

@@ -15,19 +15,20 @@ _OFF = "ORCA_RUNNER is not set: no run gets a cluster"
 _NEXT = "a pass of the loop"
 
 
-def read_queued(transaction: Transaction, settings: Settings) -> list[dict[str, Any]]:
+def read_queued(transaction: Transaction, settings: Settings, *, asked: int | None = None) -> list[dict[str, Any]]:
     """Queued runs that are for a run cluster, with what each waits for; the oldest first.
 
-    Of many that one and the same thing holds (max_runs, the whole budget), the first of each pipeline stands for all.
+    Of many that one and the same thing holds (max_runs, the whole budget), the first of each pipeline stands for all. The
+    run `asked` is among them, if it is such a run.
     """
     limits = run_limits(settings)
-    snapshot = read_rows(transaction, limits)
+    snapshot = read_rows(transaction, limits, asked=asked)
     why = why_queued(snapshot, limits)
     queued = [
         {"run": run.run, "pipeline": run.pipeline, "queued_at": run.queued_at, "waiting": why.get(run.run, _NEXT)}
         for run in snapshot.queued
     ]
-    queued += transaction.dicts(SQL["queued_without_cluster"], {"limit": _QUEUED_SHOWN})
+    queued += transaction.dicts(SQL["queued_without_cluster"], {"limit": _QUEUED_SHOWN, "asked": asked})
     if settings.runner is None:
         queued = [{**row, "waiting": _OFF} for row in queued]
     return sorted(queued, key=lambda row: (row["queued_at"], row["run"]))

@@ -77,6 +77,7 @@ class Settings:
     run_ttl_seconds: float
     run_log_seconds: float
     run_log_mib: int
+    run_log_kept_seconds: float | None
     run_start_seconds: float
     dista_port: int
     driver_cpu: str

@@ -415,7 +415,7 @@ def queue(database: Database, pipeline: str, **columns: Any) -> int:
         ({"placement": "worker:p", "max_runs": 0}, "its pipeline runs max_runs (0) already"),
         ({"placement": "worker:q"}, "it waits for pool q, and no pass has seen such a pool"),
         ({"placement": "worker:p"}, "pool p: 1 run waits for a machine: 1 machine is still booting"),
-        ({"image": None}, "its pipeline was registered without an image: such runs are left alone"),
+        ({"image": None}, "its pipeline has no image"),
         ({"workers": 9}, "it needs 9750m of CPU, more than the whole budget of 1000m"),
         ({"max_runs": 0}, "its pipeline runs max_runs (0) already"),
         ({}, "nothing holds it: the next pass starts it"),

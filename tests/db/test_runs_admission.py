@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from orca_infra.runs.limits import run_limits
 from orca_infra.runs.model import RunLimits, RunPlan
 from orca_infra.runs.observe import SQL, read_rows
 from orca_infra.runs.status import read_queued
-from orca_infra.settings import read_settings
+from orca_infra.settings import Settings, read_settings
 
 SETTINGS = read_settings({"ORCA_RUNNER": "kubernetes", "ORCA_VCPU_BUDGET": "50", "ORCA_HOME": "/nonexistent"})
 LIMITS = replace(run_limits(SETTINGS), admit_max=10)
@@ -33,7 +34,15 @@ def run(database: Database, statement: Any, **parameters: Any) -> None:
 
 
 def queue(database: Database, pipeline: str, runs: int = 1, **columns: Any) -> None:
-    values = {"p": pipeline, "n": runs, "workers": 0, "max_runs": None, "image": "i", "paused": False, **columns}
+    values = {
+        "p": pipeline,
+        "n": runs,
+        "workers": 0,
+        "max_runs": None,
+        "image": "registry.example/i",
+        "paused": False,
+        **columns,
+    }
     run(
         database,
         "insert into orca.pipelines (name, image, workers, max_runs, paused)"
@@ -48,14 +57,79 @@ def decided(database: Database, limits: RunLimits = LIMITS) -> RunPlan:
         return decide(read_rows(transaction, limits), limits)
 
 
-@pytest.mark.parametrize("held", [{"max_runs": 0}, {"workers": 1000}, {"paused": True}, {"image": None}])
-def test_however_many_runs_are_held_they_hide_no_other(database: Database, held: dict[str, Any]) -> None:
+HELD = pytest.mark.parametrize(
+    ("held", "why"),
+    [
+        ({"max_runs": 0}, "max_runs (0)"),
+        ({"workers": 50}, "the whole budget of 50000m"),
+        ({"workers": 1001}, "more than a run can have"),
+        ({"image": "evil.example/i"}, "(image-registries) do not allow its image"),
+        ({"paused": True}, "is paused"),
+        ({"image": None}, "has no image"),
+    ],
+)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    (tmp_path / "policies.json").write_text('{"image-registries": {"registries": ["registry.example"]}}')
+    policies = {"ORCA_POLICY_CONFIG": str(tmp_path / "policies.json")}
+    return read_settings(
+        {"ORCA_RUNNER": "kubernetes", "ORCA_VCPU_BUDGET": "50", "ORCA_HOME": "/nonexistent", **policies}
+    )
+
+
+@HELD
+def test_however_many_runs_are_held_they_hide_no_other_and_each_says_why(
+    database: Database, settings: Settings, held: dict[str, Any], why: str
+) -> None:
     queue(database, "held", 1500, **held)
     queue(database, "free", 3)
-    assert [r.pipeline for r in decided(database).admit] == ["free"] * 3
+    assert [r.pipeline for r in decided(database, run_limits(settings)).admit] == ["free"] * 3
     with database.snapshot() as transaction:
-        waiting = read_queued(transaction, SETTINGS)
-    assert any(row["pipeline"] == "held" and row["waiting"] for row in waiting)
+        last = transaction.value("select max(id) from orca.runs where pipeline = 'held'")
+        waiting = {row["run"]: row for row in read_queued(transaction, settings, asked=last)}
+    assert why in next(row["waiting"] for row in waiting.values() if row["pipeline"] == "held")
+    assert why in waiting[last]["waiting"]
+
+
+@HELD
+def test_however_many_pipelines_are_held_they_hide_no_other(
+    database: Database, settings: Settings, held: dict[str, Any], why: str
+) -> None:
+    values = {"image": "registry.example/i", "workers": 0, "max_runs": None, "paused": False, **held}
+    run(
+        database,
+        "insert into orca.pipelines (name, image, workers, max_runs, paused)"
+        " select 'held-' || n, %(image)s, %(workers)s, %(max_runs)s, %(paused)s from generate_series(1, 1100) n",
+        **values,
+    )
+    run(database, "insert into orca.runs (pipeline) select name from orca.pipelines")
+    queue(database, "free", 3)
+    assert [r.pipeline for r in decided(database, run_limits(settings)).admit] == ["free"] * 3
+
+
+def test_however_many_runs_still_have_an_earlier_start_they_hide_no_other(
+    database: Database, settings: Settings
+) -> None:
+    queue(database, "taken-back", 1100)
+    run(
+        database,
+        "insert into orca.run_clusters (run, start, pipeline, cpu_millis, fill) select id, 0, pipeline, 0, false from orca.runs",
+    )
+    queue(database, "free", 3)
+    plan = decided(database, run_limits(settings))
+    assert [r.pipeline for r in plan.admit] == ["free"] * 3
+    assert set(plan.waiting.values()) == {"its start 0 is still going away"}
+
+
+def test_while_everything_is_paused_each_run_says_so(database: Database, settings: Settings) -> None:
+    queue(database, "p", 2)
+    run(database, "insert into orca.pool_pauses (pool) values ('*')")
+    assert decided(database).admit == ()
+    with database.snapshot() as transaction:
+        waiting = [row["waiting"] for row in read_queued(transaction, settings)]
+    assert waiting == ["everything is paused: no run is started until `orca-infra resume`"] * 2
 
 
 def test_of_what_max_runs_lets_through_all_is_admitted(database: Database) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -334,3 +335,31 @@ def test_a_folder_that_cannot_be_written_holds_nothing_up_for_ever_and_is_said(t
     assert str(tmp_path) in logs.trouble
     logs._give_up_seconds = 0
     assert keep(logs, driver())
+
+
+def test_old_logs_are_deleted_but_not_those_that_may_go_on_nor_what_is_somebody_elses(tmp_path: Path) -> None:
+    for name in ("7/driver.log", "8/driver.log", "8/notes", "9/driver.log", "9/.driver-2-u1.part", "theirs/driver.log"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("said long ago")
+        os.utime(path, (1e9, 1e9))
+    young = driver_log(tmp_path, 10)
+    young.parent.mkdir()
+    young.write_text("said just now")
+    logs = keeper(Node(), tmp_path)
+    assert logs.delete_old(datetime.now(UTC) - timedelta(hours=1)) == 2
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+    assert left == [
+        *(
+            "10",
+            "10/driver.log",
+            "8",
+            "8/notes",
+            "9",
+            "9/.driver-2-u1.part",
+            "9/driver.log",
+            "theirs",
+            "theirs/driver.log",
+        )
+    ]
+    assert keeper(Node(), tmp_path / "none").delete_old(datetime.now(UTC) - timedelta(hours=1)) == 0

@@ -1,30 +1,41 @@
 -- Named statements of the run clusters; %(...)s are parameters.
 
+-- name: pipelines_with_clusters
+select name, image, workers from orca.pipelines
+where image is not null and coalesce(placement, '') not like 'worker:%%'
+
 -- name: queued_runs
--- Runs that wait for a cluster, oldest first: not placed on a worker pool, registered with an image, not paused. Of what its
--- pipeline's max_runs holds, and of what is larger than the whole budget, only the first of each pipeline: it is there to say
--- so, and however many there are they hide no other. None while the whole family is paused (loop/drain.py). What is ranked is
--- as little as possible of each run, so that an index has all of it, and only what is chosen is looked into.
+-- Runs that wait for a cluster, oldest first: not placed on a worker pool, registered with an image, not paused. Those that
+-- could be admitted come first, so that what is held, however much it is, hides none of them; of what its pipeline holds
+-- (max_runs, or one of `barred`) only the first is there, to say so. `asked` is there in any case, as long as it is queued.
+-- None while the whole family is paused (loop/drain.py). What is ranked is as little as possible of each run, so that an
+-- index has all of it, and only what is chosen is looked into.
 with running as (
     select r.pipeline, count(*) as runs from orca.runs r where r.state = 'running' and not r.fill group by r.pipeline
 ), open as (
-    select p.*,
-        %(driver)s::bigint + case when p.workers > 0 then %(head)s::bigint + p.workers * %(worker)s::bigint else 0 end
-            > %(budget)s::numeric as too_large,
-        greatest(p.max_runs - coalesce(n.runs, 0), 0) + 1 as plain_most
+    select p.*, p.name = any(%(barred)s::text[]) as barred,
+        case when p.max_runs is null then %(limit)s else greatest(p.max_runs - coalesce(n.runs, 0), 0) end as plain_most
     from orca.pipelines p left join running n on n.pipeline = p.name
     where not p.paused and p.image is not null and coalesce(p.placement, '') not like 'worker:%%'
         and not exists (select from orca.pool_pauses where pool = '*')
-), ranked as (
+), marked as (
+    -- Held by itself: an earlier start of it lives, or it cannot be counted further.
     select r.id, r.start, r.pipeline, r.fill, r.queued_at,
-        row_number() over (partition by r.pipeline, r.fill order by r.queued_at, r.id) as place
+        r.start >= %(starts_max)s or r.id in (select e.run from orca.run_clusters e where e.ended_at is null) as stuck
     from orca.runs r where r.state = 'queued'
-), chosen as (
-    select r.id as run, r.start, r.pipeline, p.image, p.workers, p.allow_new_code, r.fill, p.max_runs, r.queued_at
+), ranked as (
+    select m.*, count(*) filter (where not m.stuck)
+        over (partition by m.pipeline, m.fill order by m.queued_at, m.id rows unbounded preceding) as place
+    from marked m
+), judged as (
+    select r.*, p.image, p.workers, p.allow_new_code, p.max_runs,
+        r.stuck or p.barred or (not r.fill and r.place > p.plain_most) as held,
+        case when p.barred then 1 when r.fill then %(limit)s else p.plain_most + 1 end as place_most
     from ranked r join open p on p.name = r.pipeline
-    where r.place <= %(limit)s
-        and r.place <= case when p.too_large then 1 when r.fill or p.max_runs is null then %(limit)s else p.plain_most end
-    order by r.queued_at, r.id limit %(limit)s
+), chosen as (
+    select r.id as run, r.start, r.pipeline, r.image, r.workers, r.allow_new_code, r.fill, r.max_runs, r.queued_at
+    from judged r where r.place <= least(r.place_most, %(limit)s) or r.id = %(asked)s
+    order by r.id is not distinct from %(asked)s desc, r.held, r.queued_at, r.id limit %(limit)s
 )
 select c.*, (select max(e.start) from orca.run_clusters e where e.run = c.run and e.ended_at is null) as earlier
 from chosen c order by c.queued_at, c.run
@@ -108,12 +119,21 @@ left join orca.kube_objects o on o.run = c.run and o.start = c.start
 where c.ended_at is null group by c.run, c.start, r.state order by c.run
 
 -- name: queued_without_cluster
--- Queued runs that admission does not look at, with why.
+-- Queued runs that admission does not look at, with why; `asked` is among them in any case, if it is such a run.
+with family as (
+    select exists (select from orca.pool_pauses where pool = '*') as paused
+)
 select r.id as run, r.pipeline, r.queued_at,
-    case when p.paused then 'its pipeline is paused' else 'its pipeline has no image' end as waiting
-from orca.runs r join orca.pipelines p on p.name = r.pipeline
-where r.state = 'queued' and coalesce(p.placement, '') not like 'worker:%%' and (p.paused or p.image is null)
-order by r.queued_at, r.id limit %(limit)s
+    case when p.paused then 'its pipeline is paused' when p.image is null then 'its pipeline has no image'
+        else 'everything is paused: no run is started until `orca-infra resume`' end as waiting
+from orca.runs r join orca.pipelines p on p.name = r.pipeline, family f
+where r.state = 'queued' and coalesce(p.placement, '') not like 'worker:%%' and (p.paused or p.image is null or f.paused)
+order by r.id is not distinct from %(asked)s desc, r.queued_at, r.id limit %(limit)s
+
+-- name: queued_count
+-- However many of them admission, and people, look at.
+select count(*) from orca.runs r join orca.pipelines p on p.name = r.pipeline
+where r.state = 'queued' and coalesce(p.placement, '') not like 'worker:%%'
 
 -- name: ended_clusters
 select run, start, pipeline, created_at, ended_at, reason, ending_detail from orca.run_clusters
