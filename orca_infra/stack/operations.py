@@ -149,6 +149,11 @@ class RecordedEngine:
             for urn in targets:
                 transaction.run(_SQL["disown"], {"stack": stack, "urn": urn})
 
+    def require_state(self) -> None:
+        """Raises SetupError while the state that was there is not, Transient when that cannot be told."""
+        if said := missing_state(self._database, self._backend_url):
+            raise SetupError(said)
+
     def say_whether_state_is_there(self) -> None:
         """Have status say it when the state is missing, until it is back: what needs it raises meanwhile."""
         with contextlib.suppress(Transient):
@@ -276,8 +281,7 @@ class RecordedEngine:
 
         Raises SetupError when it is not there, and OutcomeUnknown when it went meanwhile.
         """
-        if said := missing_state(self._database, self._backend_url):
-            raise SetupError(said)
+        self.require_state()
         try:
             return self._without_dead_locks(stack, operate)
         finally:

@@ -42,7 +42,7 @@ from orca_infra.testing.cluster import TestCluster
 from orca_infra.testing.cluster_faults import FaultyServer
 from orca_infra.testing.postgres_proxy import PostgresProxy, with_parameters
 
-LOST_SECONDS = 8.0
+LOST_SECONDS = 12.0
 _SCOPES = {"machines", "runs", "runtimes"}
 _DISK = "size=48m"
 _POLL_SECONDS = 0.05

@@ -5,18 +5,23 @@ from __future__ import annotations
 import io
 from typing import Any, cast
 
+import pytest
+
 from orca_infra.db.connection import Database
-from orca_infra.errors import StateBroken
+from orca_infra.errors import SetupError, StateBroken
 from orca_infra.log import make_log
 from orca_infra.stack.cohorts import Cohorts
 from orca_infra.stack.operations import RecordedEngine
 
 
 class Engine:
-    """Refuses the state of one stack."""
+    """Refuses the state of one stack, and has lost all states."""
 
     def __init__(self) -> None:
         self.dropped: list[str] = []
+
+    def require_state(self) -> None:
+        raise SetupError("the state is not there")
 
     def drop(self, stack: str, **_: object) -> None:
         self.dropped.append(stack)
@@ -43,4 +48,23 @@ def test_a_cohort_whose_state_is_broken_is_tried_once_and_keeps_no_other_from_be
     with database.snapshot() as transaction:
         left: list[dict[str, Any]] = transaction.dicts("select stack, outcome from orca.cohorts")
     assert left == [{"stack": "test.runs.1", "outcome": "StateBroken"}]
+    database.close()
+
+
+def test_no_cohort_is_begun_while_the_state_is_not_there(database_url: str) -> None:
+    """Or each try would leave one that has to be dropped some day."""
+    database = Database(database_url)
+    with database.transaction() as transaction:
+        transaction.run("insert into orca.run_clusters (run, start, pipeline, cpu_millis) values (1, 1, 'w', 1)")
+        transaction.run(
+            "insert into orca.kube_objects (scope, namespace, kind, name, rendered, run, start) "
+            "values ('runs', 'n', 'Job', 'j', '{}', 1, 1)"
+        )
+    log = make_log(io.StringIO(), form="text")
+    cohorts = Cohorts("runs", "test", "id", database=database, engine=cast("RecordedEngine", Engine()), log=log)
+    with pytest.raises(SetupError, match="the state is not there"):
+        cohorts.up()
+    with database.snapshot() as transaction:
+        assert transaction.value("select count(*) from orca.cohorts") == 0
+        assert transaction.value("select count(*) from orca.kube_objects where cohort is null") == 1
     database.close()
