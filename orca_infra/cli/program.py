@@ -135,12 +135,13 @@ def env() -> None:
     Example: eval "$(orca-infra env)"; pulumi preview -s dev
     """
     from orca_infra.stack.engine import Engine, engine_environment
+    from orca_infra.stack.presence import claim_state
 
     surroundings = open_for_command(secrets=True)
     settings = surroundings.settings
     # The base's stack is made here, where the passphrase is known to be the right one, so that `pulumi up -s dev` finds it.
     engine = Engine(surroundings.engine)
-    engine.init(settings.stack)
+    claim_state(engine, surroundings.database, surroundings.engine.backend_url, settings.stack)
     _warn_of_foreign_salt(Path("stacks") / f"Pulumi.{settings.stack}.yaml", engine.salt(settings.stack))
     values = {
         **engine_environment(surroundings.engine),

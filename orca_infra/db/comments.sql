@@ -122,6 +122,12 @@ comment on column orca.cluster_identity.uid is 'The uid of its namespace kube-sy
 comment on column orca.cluster_identity.server is 'Its address when it was first seen.';
 comment on column orca.cluster_identity.first_seen is 'When that was.';
 
+comment on table orca.state_identity is 'That the engine''s state is there; one row. Kept until it is deleted by hand, to have a lost state begun anew.';
+comment on column orca.state_identity.single is 'Always true: there is one row.';
+comment on column orca.state_identity.stack is 'The stack of the base, which the state holds from then on.';
+comment on column orca.state_identity.place is 'Where the state was then: its backend, without secrets.';
+comment on column orca.state_identity.first_seen is 'When a loop first started on it.';
+
 comment on table orca.cohorts is 'One row for each stack that is upped once, with what one pass makes. Kept until nothing of it is left.';
 comment on column orca.cohorts.stack is 'The stack''s name.';
 comment on column orca.cohorts.number is 'Its number in the family.';

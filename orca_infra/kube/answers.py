@@ -7,12 +7,12 @@ What is no Status was answered by something else (a proxy, a login page) and say
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from enum import StrEnum
 
 from orca_infra.errors import AuthFailed, Conflict, OrcaError, QuotaExceeded, Refused, Transient
+from orca_infra.kube.decoding import decode
 from orca_infra.kube.errors import Busy, ContainerWaiting, Expired, KindMissing, NamespaceMissing, ObjectMissing
 from orca_infra.kube.kinds import SECRET, Kind, Object
 
@@ -198,7 +198,7 @@ def _details(status: Object) -> Object:
 
 def _status(body: bytes) -> Object | None:
     try:
-        found = json.loads(body)
+        found = decode(body)
     except ValueError:
         return None
     return found if isinstance(found, dict) and found.get("kind") == "Status" else None

@@ -80,5 +80,5 @@ class ExecCredentials:
             status = json.loads(output)["status"]
             token, until = str(status["token"]).strip(), status.get("expirationTimestamp")
             return token, datetime.fromisoformat(until) if until else None
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
             raise AuthFailed(f"the credential program {self._program.command} answered without a token") from None

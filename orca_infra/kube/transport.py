@@ -27,6 +27,7 @@ from orca_infra.errors import AuthFailed, OrcaError, SetupError, Transient
 from orca_infra.kube.answers import Call, error_of, words
 from orca_infra.kube.credentials import Login
 from orca_infra.kube.deadlines import Deadlines
+from orca_infra.kube.decoding import decode
 from orca_infra.kube.errors import Silent
 from orca_infra.kube.kinds import Object
 
@@ -104,7 +105,7 @@ class Transport:
         if not 200 <= code < 300:
             raise error_of(call, code, answer, response.headers.get("Retry-After"))
         try:
-            found = json.loads(answer)
+            found = decode(answer)
         except ValueError:
             raise Transient(f"cannot {call}: the answer is no JSON, or was cut short") from None
         if not isinstance(found, dict) or not found.get("kind"):

@@ -7,7 +7,6 @@ server's own end of the connection, make sure that a healthy one is heard within
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import threading
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from orca_infra.errors import OrcaError, Transient
 from orca_infra.kube.answers import Call, error_of_status
+from orca_infra.kube.decoding import decode
 from orca_infra.kube.errors import Expired
 from orca_infra.kube.kinds import Object
 from orca_infra.kube.reading import Selection, checked, read_list
@@ -249,7 +249,7 @@ def _lines(call: Call, pieces: Iterator[bytes], stop: threading.Event) -> Iterat
 
 def _event(call: Call, line: bytes) -> Event:
     try:
-        found = json.loads(line)
+        found = decode(line)
         what, obj = found["type"], found["object"]
     except (ValueError, KeyError, TypeError):
         raise Transient(f"cannot {call}: something that is no event") from None

@@ -108,6 +108,7 @@ class MachinePasses:
         hands = self._hands(config, providers)
         self._verify()
         mend_clocks(self.scope, self._surroundings.database, self._log)
+        self.recorded.say_whether_state_is_there()
         held = hands_of_machines.settle(hands)
         with METRICS.phase(self.scope, "observe"):
             snapshot = look(

@@ -24,6 +24,8 @@ from orca_infra.loop.passes import PassResult, check_account, check_base
 from orca_infra.loop.schedule import END_SECONDS, PRUNE_SECONDS, RETRY_SECONDS, PassReport, Schedule
 from orca_infra.loop.scopes import Scopes
 from orca_infra.metrics import METRICS
+from orca_infra.stack.engine import Engine
+from orca_infra.stack.presence import claim_state
 from orca_infra.surroundings import Surroundings
 
 #: orca notifies this channel when a run was queued; its embedded tables do so by a trigger. The payload may name a scope.
@@ -52,7 +54,8 @@ class Loop:
         self._leader = Leader(surroundings.url)
         self._leader.connect()
         # All that this loop writes is fenced: a leader of the past writes nothing.
-        surroundings = replace(surroundings, database=surroundings.database.guarded(self._leader.guard))
+        unguarded = surroundings.database
+        surroundings = replace(surroundings, database=unguarded.guarded(self._leader.guard))
         self._surroundings = surroundings
         self._stop = threading.Event()
         self._scopes = Scopes(surroundings, lambda: self._live.config, self._leader.verify, log)
@@ -61,7 +64,7 @@ class Loop:
         #: Scopes of which status may say that something is wrong, and those whose pass was said to hang.
         self._unwell: set[str] = set()
         self._hanging: set[str] = set()
-        _check_base_soon(surroundings, self._scopes, log)
+        _check_state_soon(replace(surroundings, database=unguarded), self._scopes.engine, log)
 
     def run_once(self) -> PassResult:
         """One pass of every scope, in turn. Raises NotLeader when another loop leads."""
@@ -237,15 +240,20 @@ class Loop:
                 over.wait(RETRY_SECONDS)
 
 
-def _check_base_soon(surroundings: Surroundings, scopes: Scopes, log: Log) -> None:
-    """Check the base's state; once more after a moment when the state's backend is only just being made by another loop.
+def _check_state_soon(surroundings: Surroundings, engine: Engine, log: Log) -> None:
+    """Check that the state is there, and whose it is; once more after a moment when another loop is only just making it.
 
-    One that cannot be read stops its stack alone, which the loop never ups.
+    A base's state that cannot be read stops its stack alone, which the loop never ups.
     """
+
+    def check() -> None:
+        claim_state(engine, surroundings.database, surroundings.engine.backend_url, surroundings.settings.stack)
+        check_base(surroundings, engine)
+
     try:
-        check_base(surroundings, scopes.engine)
+        check()
     except Transient:
         time.sleep(RETRY_SECONDS)
-        check_base(surroundings, scopes.engine)
+        check()
     except StateBroken as error:
         log.warning("the base's state cannot be read: whose it is was not checked", why=str(error))

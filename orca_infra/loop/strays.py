@@ -10,6 +10,7 @@ from orca_infra.log import Log
 
 SQL = load_queries("lead")
 _NAMES_SHOWN = 3
+_NAMES_LOGGED = 50
 
 
 def strays_held(database: Database) -> str:
@@ -41,4 +42,4 @@ def say_strays_held(database: Database, log: Log, what: str, names: Sequence[str
         message = f"{why}: see `orca-infra strays`, then `orca-infra strays delete`"
     is_news = note(database, f"strays {what}", message)
     if names and is_news:
-        log.warning("strays held: an operator has to look", scope=what, strays=list(names), why=why)
+        log.warning("strays held: an operator has to look", scope=what, strays=list(names[:_NAMES_LOGGED]), why=why)

@@ -15,7 +15,16 @@ from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
-from orca_infra.errors import Conflict, EngineFailed, NoCapacity, NotLeader, OrcaError, OutcomeUnknown, StackLocked
+from orca_infra.errors import (
+    Conflict,
+    EngineFailed,
+    NoCapacity,
+    NotLeader,
+    OrcaError,
+    OutcomeUnknown,
+    SetupError,
+    StackLocked,
+)
 from orca_infra.machines.consoles import console_path
 from orca_infra.machines.decide import machine_labels
 from orca_infra.machines.hands import MachineHands
@@ -73,7 +82,7 @@ def settle(hands: MachineHands) -> dict[str, str]:
             continue
         try:
             state = hands.engine.settle(stack)
-        except (Conflict, EngineFailed, OutcomeUnknown) as error:
+        except (Conflict, EngineFailed, OutcomeUnknown, SetupError) as error:
             held[pool] = str(error)
             continue
         why = "the end of its last operation was not known"

@@ -43,7 +43,7 @@ def login_for(host: str, environment: Mapping[str, str] = os.environ) -> Login |
         with open(folder / "config.json", "rb") as file:
             config = json.loads(file.read(_BYTES_MAX))
         return _login(config, host, environment)
-    except (OSError, ValueError, TypeError, AttributeError, KeyError):
+    except (OSError, ValueError, RecursionError, TypeError, AttributeError, KeyError):
         return None
 
 

@@ -57,7 +57,7 @@ def parse_policies(text: str) -> Allowed:
     """What a configuration allows the loop; rules that are disabled or advisory restrain nothing. Raises ValueError."""
     try:
         document = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"is not JSON: {error}") from error
     if not isinstance(document, dict):
         raise ValueError(  # noqa: TRY004  (the file's fault, as all else here)

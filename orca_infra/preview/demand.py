@@ -64,7 +64,7 @@ def read_demand(path: Path) -> Demand:
         raise UserError(
             f"{path}: cannot be read ({error.strerror}); `orca-infra snapshot > {path.name}` makes it"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: is not JSON ({error}); `orca-infra snapshot > {path.name}` makes it anew") from error
     if not isinstance(found, dict) or found.get("form") != FORM:
         form = found.get("form") if isinstance(found, dict) else None

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from orca_infra.db.connection import Session
-from orca_infra.errors import Conflict
+from orca_infra.errors import Conflict, Transient
 
 
 class _Folder:
@@ -22,6 +22,9 @@ class _Folder:
     def read(self, key: str) -> bytes | None:
         path = self._root / key
         return path.read_bytes() if path.is_file() else None
+
+    def has(self, key: str) -> bool:
+        return (self._root / key).exists()
 
     def keys(self, prefix: str) -> list[str]:
         found = sorted((self._root / prefix).glob("*.json"))
@@ -43,6 +46,12 @@ class _Table:
             "select data->>'data' from pulumi_state where key = any(%(keys)s)", {"keys": self._full(key)}
         )
         return base64.b64decode(row[0]) if row else None
+
+    def has(self, key: str) -> bool:
+        if not self._session.row("select 1 from pg_class where oid = to_regclass('pulumi_state')"):
+            return False  # no engine was ever here
+        found = self._session.row("select 1 from pulumi_state where key = any(%(keys)s)", {"keys": self._full(key)})
+        return found is not None
 
     def keys(self, prefix: str) -> list[str]:
         found: list[str] = []
@@ -71,7 +80,10 @@ def open_backend(url: str) -> Iterator[Backend]:
     """The backend of this URL. Raises Conflict for one of another kind, Transient when it is away."""
     parts = urlsplit(url)
     if parts.scheme == "file":
-        yield _Folder(Path(unquote(parts.netloc + parts.path)).expanduser())
+        try:
+            yield _Folder(Path(unquote(parts.netloc + parts.path)).expanduser())
+        except OSError as error:
+            raise Transient(f"the folder of the engine's state cannot be used: {error.strerror}") from error
     elif parts.scheme in {"postgres", "postgresql"}:
         session = Session(url)
         try:

@@ -136,7 +136,7 @@ def _read(key: Key, text: str) -> Any:
         return int(text)
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if key.type == "array":
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):

@@ -92,12 +92,14 @@ class Cohorts:
 
         Raises OutcomeUnknown when the `up` was cut short (the next cohort adopts what it made), and what the engine raises.
         """
-        with self._database.transaction() as transaction:
+        with self._database.snapshot() as transaction:
             objects = transaction.rows(
                 OpenObject, SQL["open_objects"], {"scope": self._scope, "limit": COHORT_ROWS[self._scope]}
             )
-            if not objects:
-                return None
+        if not objects:
+            return None
+        self._engine.require_state()  # or a new cohort would be begun in vain at each try, and each be dropped one day
+        with self._database.transaction() as transaction:
             stack = str(transaction.value(SQL["begin_cohort"], {"prefix": self._prefix, "scope": self._scope}))
             transaction.run(SQL["put_in_cohort"], {"stack": stack, **_columns(objects)})
         failures: dict[str, str] = {}

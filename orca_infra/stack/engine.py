@@ -144,12 +144,9 @@ class Engine:
     def destroy(
         self, stack: str, *, targets: tuple[str, ...], deadline_seconds: float, on_start: OnStart
     ) -> tuple[ResourceChange, ...]:
-        """Remove `targets` (URNs); no program runs. A stack that does not exist owns nothing: nothing is done."""
+        """Remove `targets` (URNs); no program runs. Raises StackMissing, too."""
         arguments = ["destroy", "--yes", "--skip-preview", *_targets(targets)]
-        try:
-            return self._operate(arguments, stack, deadline_seconds, on_start)
-        except StackMissing:
-            return ()
+        return self._operate(arguments, stack, deadline_seconds, on_start)
 
     def refresh(
         self,
@@ -202,13 +199,15 @@ class Engine:
         pending = tuple(p["resource"]["urn"] for p in deployment.get("pending_operations") or [])
         return StackState(resources=owned, pending=pending, outputs=outputs)
 
-    def check(self, stack: str) -> None:
-        """Read the state as an operation would. Raises StateBroken when it would be refused; an absent stack is well."""
-        completed = self._run(
-            ["stack", "--stack", stack], stack
-        )  # unlike an export, this looks whether it fits together
-        with contextlib.suppress(StackMissing):
+    def check(self, stack: str) -> bool:
+        """Read the state as an operation would; gives whether there is one. Raises StateBroken when it would be refused."""
+        # Unlike an export, this looks whether it fits together.
+        completed = self._run(["stack", "--stack", stack], stack)
+        try:
             raise_for(completed, _NO_EVENTS, f"stack {stack}")
+        except StackMissing:
+            return False
+        return True
 
     def keep_aside(self, stack: str, content: bytes) -> Path:
         """Keep a state that cannot be used where nothing overwrites it; the same one is kept once."""

@@ -14,14 +14,24 @@ from typing import Any, TypeVar
 
 from orca_infra.attention import note
 from orca_infra.db.connection import Database, Transaction, load_queries
-from orca_infra.errors import Conflict, EngineFailed, OrcaError, OutcomeUnknown, StackLocked, StateBroken, Transient
+from orca_infra.errors import (
+    Conflict,
+    EngineFailed,
+    OrcaError,
+    OutcomeUnknown,
+    SetupError,
+    StackLocked,
+    StateBroken,
+    Transient,
+)
 from orca_infra.metrics import METRICS
 from orca_infra.process import ProcessId, boot_id, is_alive
 from orca_infra.stack.backend import open_backend
 from orca_infra.stack.engine import PROJECT, Engine, OwnedResource, StackState
 from orca_infra.stack.history import prune_history
 from orca_infra.stack.locks import break_lock, free_dead_locks, free_own_locks, holder_is_dead
-from orca_infra.stack.outcome import ResourceChange, uid_of
+from orca_infra.stack.outcome import ResourceChange, StackMissing, uid_of
+from orca_infra.stack.presence import missing_state
 from orca_infra.stack.program import Program
 
 _SQL = load_queries("engine")
@@ -142,6 +152,16 @@ class RecordedEngine:
             for urn in targets:
                 transaction.run(_SQL["disown"], {"stack": stack, "urn": urn})
 
+    def require_state(self) -> None:
+        """Raises SetupError while the state that was there is not, Transient when that cannot be told."""
+        if said := missing_state(self._database, self._backend_url):
+            raise SetupError(said)
+
+    def say_whether_state_is_there(self) -> None:
+        """Have status say it when the state is missing, until it is back: what needs it raises meanwhile."""
+        with contextlib.suppress(Transient):
+            note(self._database, "the engine's state", missing_state(self._database, self._backend_url) or "")
+
     def unsettled(self) -> list[str]:
         """Stacks of which an operation's end is not known; `settle` each before deciding anything about it."""
         with self._database.snapshot() as transaction:
@@ -224,8 +244,8 @@ class RecordedEngine:
 
         try:
             changes = self._unlocked(stack, lambda: operate(on_start))
-        except Transient as error:
-            # The engine lost its state or its provider, at which step nobody knows.
+        except (StackMissing, Transient) as error:
+            # The engine lost its state or its provider, at which step nobody knows; or the state has lost this stack.
             self._end(operation, OutcomeUnknown.__name__, str(error))
             raise OutcomeUnknown(str(error)) from error
         except OutcomeUnknown as error:
@@ -259,6 +279,18 @@ class RecordedEngine:
             METRICS.engine_operation(**row)
 
     def _unlocked(self, stack: str, operate: Callable[[], Result]) -> Result:
+        """Operate on a state that is there, before and after.
+
+        Raises SetupError when it is not there, and OutcomeUnknown when it went meanwhile.
+        """
+        self.require_state()
+        try:
+            return self._without_dead_locks(stack, operate)
+        finally:
+            if said := missing_state(self._database, self._backend_url):
+                raise OutcomeUnknown(f"what was done to {stack} was written elsewhere: {said}")
+
+    def _without_dead_locks(self, stack: str, operate: Callable[[], Result]) -> Result:
         """Operate; if only locks of dead engines are in the way, break those and operate once more."""
         try:
             return operate()

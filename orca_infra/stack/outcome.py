@@ -62,6 +62,10 @@ _TROUBLE: tuple[tuple[re.Pattern[str], Callable[[str], OrcaError]], ...] = (
         lambda text: SetupError(f"{text}; `orca-infra doctor` says what is missing and how to get it"),
     ),
     (
+        re.compile(r"unable to open state directory"),
+        lambda text: SetupError(f"{text}; mount or make that folder, or set PULUMI_BACKEND_URL to where the state is"),
+    ),
+    (
         re.compile(
             r"connection refused|no such host|the database system is|too many clients|i/o timeout"
             r"|failed to ping PostgreSQL|failed to create table",

@@ -36,7 +36,7 @@ class Api:
         )
 
     def text(self, method: str, path: str, body: object = None) -> str:
-        """The answer as it came.
+        """The answer as it came; a body of bytes is sent as it is.
 
         Raises:
             ApiError: the server refused it.
@@ -46,7 +46,7 @@ class Api:
         request = urllib.request.Request(  # noqa: S310, the server is ours
             urljoin(self._server, path),
             method=method,
-            data=None if body is None else json.dumps(body).encode(),
+            data=body if body is None or isinstance(body, bytes) else json.dumps(body).encode(),
             headers={"Authorization": f"Bearer {self._token}", "Content-Type": _content_type(method)},
         )
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,7 +34,8 @@ class Outage:
         says: words that the log or the status has meanwhile; empty: there is nothing to say.
         begin: takes it away.
         end: gives it back.
-        seconds: for how long it lasts, in a test.
+        seconds: for how long it lasts at least, in a test.
+        state: where the engine's state has to be for it, `file` or `postgres`; empty: anywhere.
 
     """
 
@@ -42,6 +44,7 @@ class Outage:
     begin: Callable[[StandingWorld], None]
     end: Callable[[StandingWorld], None]
     seconds: float = _SHORT_SECONDS
+    state: str = ""
 
 
 def _server(name: str, says: str, **faults: Any) -> Outage:
@@ -109,19 +112,50 @@ def _give_cloud(world: StandingWorld) -> None:
     (world.cloud.folder / "faults.json").unlink(missing_ok=True)
 
 
-def _take_state(world: StandingWorld) -> None:
-    """In the middle of a create, when one comes."""
-    world.cloud.arm("create", "", seconds=_CREATE_SECONDS)
-    with suppress(AssertionError):
-        world.until(lambda: not (world.cloud.folder / "faults.json").exists(), 10, "a create")
+def _in_mid_up(take: Callable[[StandingWorld], None]) -> Callable[[StandingWorld], None]:
+    """Taken away in the middle of a create, when one comes."""
+
+    def begin(world: StandingWorld) -> None:
+        world.cloud.arm("create", "", seconds=_CREATE_SECONDS)
+        with suppress(AssertionError):
+            world.until(lambda: not (world.cloud.folder / "faults.json").exists(), 10, "a create")
+        take(world)
+
+    return begin
+
+
+def _take_folder(world: StandingWorld) -> None:
+    """Nothing can be read or written there, and nothing begun anew: it is a file."""
     (world.home / "state").rename(world.home / "state.away")
-    (world.home / "state").touch()  # not a folder: nothing can be read or written there, and nothing begun anew
+    (world.home / "state").touch()
 
 
-def _give_state(world: StandingWorld) -> None:
+def _give_folder(world: StandingWorld) -> None:
     _give_cloud(world)
     (world.home / "state").unlink()
     (world.home / "state.away").rename(world.home / "state")
+
+
+def _unmount_folder(world: StandingWorld) -> None:
+    """An empty folder stands where one was mounted."""
+    (world.home / "state").rename(world.home / "state.away")
+    (world.home / "state").mkdir()
+
+
+def _mount_folder(world: StandingWorld) -> None:
+    _give_cloud(world)
+    (world.home / "state").rename(world.home / "state.of_nobody")
+    (world.home / "state.away").rename(world.home / "state")
+    shutil.rmtree(world.home / "state.of_nobody")
+
+
+def _take_state_database(world: StandingWorld) -> None:
+    world.state_postgres.away = True
+
+
+def _give_state_database(world: StandingWorld) -> None:
+    _give_cloud(world)
+    world.state_postgres.away = False
 
 
 def _fill_disk(world: StandingWorld) -> None:
@@ -171,12 +205,32 @@ OUTAGES = (
     Outage(name="the cloud is away", says="provider local could not be read", begin=_take_cloud, end=_give_cloud),
     Outage(name="the cloud lists one zone short", says="", begin=_shorten_list, end=_give_cloud),
     Outage(
-        name="the state is away from the middle of an `up` on",
-        says="",  # the engine tries to save until it can
-        begin=_take_state,
-        end=_give_state,
+        name="the state's folder is away from the middle of an `up` on",
+        says="",
+        begin=_in_mid_up(_take_folder),
+        end=_give_folder,
         seconds=_CREATE_SECONDS + 4,
+        state="file",
+    ),
+    Outage(
+        name="the state's folder is unmounted in the middle of an `up`",
+        says="does not hold stack",
+        begin=_in_mid_up(_unmount_folder),
+        end=_mount_folder,
+        seconds=_CREATE_SECONDS + 4,
+        state="file",
+    ),
+    Outage(
+        name="the state's database is away from the middle of an `up` on",
+        says="the database is away",
+        begin=_in_mid_up(_take_state_database),
+        end=_give_state_database,
+        seconds=_CREATE_SECONDS + 4,
+        state="postgres",
     ),
     Outage(name="the disk is full", says="No space left on device", begin=_fill_disk, end=_empty_disk),
     Outage(name="the database's clock is an hour ahead, then right again", says="", begin=_shift(3600), end=_shift(0)),
+    Outage(
+        name="the database's clock is an hour behind, then right again", says="", begin=_shift(-3600), end=_shift(0)
+    ),
 )

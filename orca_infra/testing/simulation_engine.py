@@ -129,7 +129,7 @@ class FakeEngine:
         self, stack: str, *, targets: tuple[str, ...], deadline_seconds: float, on_start: OnStart
     ) -> tuple[ResourceChange, ...]:
         if stack not in self._backend.stacks:
-            return ()
+            raise StackMissing(f"destroy {stack}: no stack named {stack!r} found")
         state = self._begin("destroy", stack, on_start)
         changes: list[ResourceChange] = []
         failures: list[ResourceFailure] = []

@@ -22,14 +22,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, LiteralString, Self
 
-from orca_infra.db.connection import Database
+from orca_infra.db.connection import Database, backend_url
 from orca_infra.db.migrate import migrate
 from orca_infra.kube.client import Kube
 from orca_infra.kube.kinds import JOB, POD, SERVICE
 from orca_infra.kube.labels import STACK_LABEL
+from orca_infra.log import make_log
 from orca_infra.machines.providers.local_cloud import LocalCloud
 from orca_infra.machines.providers.local_machine import read_process
 from orca_infra.process import boot_id
+from orca_infra.runtimes.launch import Launch, LaunchHands, LaunchRequest, launch
+from orca_infra.runtimes.living import end_runtime, find_runtime
 from orca_infra.settings import read_settings
 from orca_infra.surroundings import Surroundings, open_surroundings
 from orca_infra.testing.cluster import TestCluster
@@ -38,10 +41,11 @@ from orca_infra.testing.definitions import define_runtimes
 from orca_infra.testing.ports import free_port
 from orca_infra.testing.postgres_proxy import PostgresProxy, with_parameters
 
-LOST_SECONDS = 8.0
+LOST_SECONDS = 12.0
 _SCOPES = {"machines", "runs", "runtimes"}
 _DISK = "size=48m"
 _POLL_SECONDS = 0.05
+_LOG_SHOWN = 6000
 _STOP_SECONDS = 40.0
 #: A machine; a Job, its driver's Pod is not the loop's own, a head, its Service and a worker; a runtime.
 _STANDING = 6
@@ -90,9 +94,12 @@ class StandingWorld:
 
     Another world that a loop is in has other class attributes, and another `_make_stand`.
 
+    `state` is where the engine keeps its state: `file`, or `postgres`, beside the loop's tables.
+
     Attributes:
         toml, variables, disk: the loop's orca.toml, its environment, and its home's mount options; None: no disk of its own.
         postgres, server: the proxies before the database and the API server.
+        state_postgres: the one before the same database as the engine's state.
         cloud: provider `local`'s.
         home: the loop's ORCA_HOME, on a disk of its own when `has_small_disk`.
         log: the loop's, a JSON object a line.
@@ -103,10 +110,11 @@ class StandingWorld:
     variables: Mapping[str, str] = _ENVIRONMENT
     disk: str | None = _DISK
 
-    def __init__(self, cluster: TestCluster, url: str) -> None:
+    def __init__(self, cluster: TestCluster, url: str, *, state: str = "file") -> None:
         self._exits = ExitStack()
         self._cluster = cluster
         self._plain_url = url
+        self._state = state
         self._url = with_parameters(url, options="-c default_transaction_read_only=off")
         self.folder = Path(tempfile.mkdtemp(prefix="orca-test-home-", dir="/tmp"))
         self.folder.chmod(0o755)
@@ -149,6 +157,7 @@ class StandingWorld:
             step(database)
             database.close()
         self.postgres = self._exits.enter_context(PostgresProxy(self._plain_url))
+        self.state_postgres = self._exits.enter_context(PostgresProxy(self._plain_url))
         self.server = self._exits.enter_context(FaultyServer(self._cluster, self.folder, seed=1))
         self.kube = self._exits.enter_context(Kube.connect(kubeconfig=self._cluster.kubeconfig))
         opened = open_surroundings(read_settings(self._environment(direct=True)), say=lambda _: None)
@@ -171,13 +180,14 @@ class StandingWorld:
             self._exits.callback(self._cluster.api.call, "DELETE", f"/api/v1/namespaces/{namespace}")
 
     def _environment(self, *, direct: bool) -> dict[str, str]:
+        in_postgres = self._url if direct else self.state_postgres.url
         return {
             **self.variables,
             "ORCA_HOME": str(self.home),
             "ORCA_DB": self._url if direct else self.postgres.url,
             "ORCA_CONFIG": str(self.home / "orca.toml"),
             "ORCA_HEALTH_PORT": str(self._port),
-            "PULUMI_BACKEND_URL": (self.home / "state").as_uri(),
+            "PULUMI_BACKEND_URL": (self.home / "state").as_uri() if self._state == "file" else backend_url(in_postgres),
             "PULUMI_CONFIG_PASSPHRASE_FILE": str(self.home / "passphrase"),
             "ORCA_RUNS_NAMESPACE": self.runs_namespace,
             "ORCA_RUNTIMES_NAMESPACE": self.runtimes_namespace,
@@ -226,7 +236,7 @@ class StandingWorld:
             (
                 "RuntimePool",
                 "small",
-                {"environment": "python", "size": 1, "burningRate": 0.1, "cull": {"seconds": 3600}},
+                {"environment": "python", "size": 1, "burningRate": 0.1, "cull": {"seconds": 36000}},
             ),
         ):
             metadata = {"name": name, "namespace": namespace}
@@ -240,6 +250,30 @@ class StandingWorld:
             assert transaction.value(_GIVE_RUN, {"run": run, "worker": worker})
         self.busy = worker
         self.until(lambda: len(self.standing()) == _STANDING, 60, "everything stands")
+
+    # What comes meanwhile.
+
+    def launch(self) -> Launch:
+        """Launch a runtime that fits no warm Pod: the loop has to make one of its own."""
+        request = LaunchRequest(environment="python", user="ada", requests={"cpu": "2"})
+        return launch(self._launch_hands(), request)
+
+    def state_of_runtime(self, launched: Launch) -> str:
+        """`starting`, `ready`, or what came after."""
+        found = find_runtime(self.surroundings.database, launched.id)
+        return found.state if found else "gone"
+
+    def end_runtime(self, launched: Launch) -> None:
+        end_runtime(self._launch_hands(), launched.id)
+
+    def _launch_hands(self) -> LaunchHands:
+        return LaunchHands(
+            database=self.surroundings.database,
+            kube=self.kube,
+            namespace=self.runtimes_namespace,
+            stack_id=self.surroundings.stack_id,
+            log=make_log(form="json"),
+        )
 
     # What there is.
 
@@ -327,7 +361,7 @@ class StandingWorld:
         deadline = time.monotonic() + seconds
         while not predicate():
             if time.monotonic() > deadline:
-                log = self.log.read_text()[-6000:] if self.log.exists() else ""
+                log = self.said(max(self.log.stat().st_size - _LOG_SHOWN, 0)) if self.log.exists() else ""
                 raise AssertionError(f"not within {seconds:g} s: {what}\n{log}")
             time.sleep(_POLL_SECONDS)
 

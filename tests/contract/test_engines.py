@@ -249,8 +249,11 @@ def test_a_refresh_stores_that_a_machine_is_gone_and_one_that_only_looks_says_it
     assert bench.outcomes()[-3:] == [("refresh", "Done")] * 3
 
 
-def test_a_destroy_in_a_stack_that_does_not_exist_does_nothing(bench: Any) -> None:
-    assert bench.engine().destroy(STACK, targets=(bench.urn("orca-p-1"),)) == ()
+def test_a_destroy_in_a_stack_that_the_state_has_lost_makes_the_state_read_again(bench: Any) -> None:
+    """Or what it owned would be taken for deleted."""
+    with pytest.raises(OutcomeUnknown):
+        bench.engine().destroy(STACK, targets=(bench.urn("orca-p-1"),))
+    assert bench.engine().unsettled() == [STACK]
 
 
 def test_an_up_that_is_cut_short_is_unsettled_until_the_state_was_read(bench: Any) -> None:

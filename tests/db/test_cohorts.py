@@ -10,18 +10,23 @@ import subprocess
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
 from orca_infra.db.connection import Database
-from orca_infra.errors import StateBroken
+from orca_infra.errors import SetupError, StateBroken
 from orca_infra.log import make_log
 from orca_infra.stack.cohorts import Cohorts
 from orca_infra.stack.operations import RecordedEngine
 
 
 class Engine:
-    """Refuses the state of one stack."""
+    """Refuses the state of one stack, and has lost all states."""
 
     def __init__(self) -> None:
         self.dropped: list[str] = []
+
+    def require_state(self) -> None:
+        raise SetupError("the state is not there")
 
     def drop(self, stack: str, **_: object) -> None:
         self.dropped.append(stack)
@@ -72,4 +77,23 @@ def test_a_lock_that_a_drop_itself_left_goes_with_the_stack_and_a_living_holders
     )
     engine.drop("test.runs.1")
     assert [path.name for path in locks.iterdir()] == ["alive.json"]
+    database.close()
+
+
+def test_no_cohort_is_begun_while_the_state_is_not_there(database_url: str) -> None:
+    """Or each try would leave one that has to be dropped some day."""
+    database = Database(database_url)
+    with database.transaction() as transaction:
+        transaction.run("insert into orca.run_clusters (run, start, pipeline, cpu_millis) values (1, 1, 'w', 1)")
+        transaction.run(
+            "insert into orca.kube_objects (scope, namespace, kind, name, rendered, run, start) "
+            "values ('runs', 'n', 'Job', 'j', '{}', 1, 1)"
+        )
+    log = make_log(io.StringIO(), form="text")
+    cohorts = Cohorts("runs", "test", "id", database=database, engine=cast("RecordedEngine", Engine()), log=log)
+    with pytest.raises(SetupError, match="the state is not there"):
+        cohorts.up()
+    with database.snapshot() as transaction:
+        assert transaction.value("select count(*) from orca.cohorts") == 0
+        assert transaction.value("select count(*) from orca.kube_objects where cohort is null") == 1
     database.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -314,6 +315,22 @@ def test_a_machine_with_a_foreign_origin_and_a_huge_number_does_not_end_the_pool
     room.cloud.plant("orca-p-2147483647", "b", {STACK_LABEL: room.here.stack_id, POOL_LABEL: "p"})
     assert room.passes.run(room.config).changed == 1
     assert room.value("select name from orca.pool_machines where confirmed_at is not null") == "orca-p-1"
+
+
+def test_a_hundred_thousand_foreign_machines_with_our_labels_are_held_and_named_in_few_words(room: Room) -> None:
+    clock = cast("SimulatedClock", room.cloud.clock)
+    clock.now -= timedelta(hours=1)  # past their grace
+    for number in range(100_000):
+        room.cloud.plant(f"theirs-{number}", "a", {STACK_LABEL: room.here.stack_id, POOL_LABEL: "p"})
+    clock.now += timedelta(hours=1)
+    room.pipeline("work")
+    room.queue("work")
+    room.passes.run(room.config)
+    assert room.value("select count(*) from orca.pool_machines where confirmed_at is not null") == 1
+    assert len(room.cloud.machines) == 100_001
+    assert "100000 machines that nobody owns are more than ORCA_STRAY_MAX, and none is deleted" in room.attention()
+    assert len(json.dumps(room.log.lines, default=str)) < 20_000
+    assert room.value("select sum(pg_column_size(p)) from orca.passes p") < 10 * 2**20
 
 
 # What is refused again and again.

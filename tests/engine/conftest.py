@@ -49,6 +49,22 @@ def start_loop(
         print(f"--- {log.name}\n{log.read_text()}")  # pytest shows it when the test failed
 
 
+@pytest.fixture
+def product(home: Path, database_url: str, surroundings: Callable[..., Any]) -> Callable[..., Any]:
+    """Runs an `orca-infra` command with the surroundings' variables to its end: `product("run", "--once")`."""
+    program = shutil.which("orca-infra", path=str(Path(sys.executable).parent))
+    assert program is not None
+
+    def run(*arguments: str, state: str = "file", **more: str) -> subprocess.CompletedProcess[str]:
+        variables = {**os.environ, **_environment_of(surroundings(state, **more), home, database_url), **more}
+        command = [program, *arguments]
+        return subprocess.run(
+            command, env=variables, cwd=home, capture_output=True, text=True, timeout=120, check=False
+        )
+
+    return run
+
+
 def _environment_of(opened: Any, home: Path, database_url: str) -> dict[str, str]:
     settings = opened.settings
     values = {

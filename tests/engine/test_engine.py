@@ -32,7 +32,7 @@ from orca_infra.machines.providers.local_cloud import LocalCloud, MachineRequest
 from orca_infra.process import ProcessId, end_session, is_alive
 from orca_infra.stack import command
 from orca_infra.stack.engine import PROJECT, Engine, EngineConfig
-from orca_infra.stack.outcome import ResourceChange, read_events
+from orca_infra.stack.outcome import ResourceChange, StackMissing, read_events
 from orca_infra.stack.program import Registrar
 from orca_infra.surroundings import Surroundings
 
@@ -182,12 +182,14 @@ def test_an_up_of_one_target_leaves_the_others_that_the_program_no_longer_declar
     assert b.cloud.get("m-1") == before
 
 
-def test_a_missing_stack_owns_nothing_and_destroying_it_or_making_it_twice_is_harmless(
+def test_a_missing_stack_owns_nothing_is_not_destroyed_and_making_it_twice_is_harmless(
     bench: Callable[..., Bench],
 ) -> None:
     b = bench()
     assert b.engine.state(STACK).resources == ()
-    assert b.destroy() == ()
+    with pytest.raises(StackMissing):
+        b.destroy()
+    assert not b.engine.check(STACK)
     b.engine.clear_pending(STACK)
     b.engine.drop(STACK)
     b.engine.init(STACK)

@@ -20,10 +20,13 @@ from typing import Any
 import pytest
 
 from orca_infra.config import load_config, parse_config
-from orca_infra.errors import ConfigError, Refused, SettingError, Transient
+from orca_infra.errors import ConfigError, Refused, SettingError, SetupError, Transient, UserError
+from orca_infra.kube.decoding import DEPTH_MOST, decode
 from orca_infra.log import make_log
 from orca_infra.loop.configuration import LiveConfig
 from orca_infra.machines.image_registry import RegistryArchitectures
+from orca_infra.policy.configuration import parse_policies
+from orca_infra.preview.demand import read_demand
 from orca_infra.runs.decide import decide as decide_runs
 from orca_infra.runs.limits import run_settings
 from orca_infra.runs.logs import DriverLogs, driver_log
@@ -50,6 +53,7 @@ from orca_infra.runtimes.observe import read_pool
 from orca_infra.runtimes.render import render_warm
 from orca_infra.runtimes.resources import amounts_of, size_of
 from orca_infra.settings import read_settings
+from orca_infra.stack.base_config import read_values
 
 GOOD = """
 [pools.p]
@@ -411,3 +415,45 @@ def _answer_without_end(connection: socket.socket, way: str) -> None:
                 connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
             else:
                 connection.sendall(b"x" * 65536)
+
+
+# An API server that shows what others wrote.
+
+
+def nested(depth: int) -> str:
+    return '{"a":[' * (depth // 2) + "1" + "]}" * (depth // 2)
+
+
+def test_an_object_that_is_nested_too_deeply_leaves_the_others_of_its_list_readable() -> None:
+    """The API server takes 10,000 levels wherever a definition keeps unknown fields."""
+    text = r"a \"quoted\" [{ and a \\"
+    whole = f'{{"kind":"List","items":[{{"deep":{nested(9000)},"said":"{text}"}},{{"name":"other"}}],"after":[[]]}}'
+    with pytest.raises(RecursionError):
+        json.loads(whole)
+    found = decode(whole.encode())
+    deep, other = found["items"]
+    assert other == {"name": "other"}
+    assert deep["said"] == json.loads(f'"{text}"')
+    assert found["after"] == [[]]
+    levels, inner = 3, deep["deep"]
+    while inner is not None:
+        levels, inner = levels + 1, (inner[0] if isinstance(inner, list) else inner["a"])
+    assert levels == DEPTH_MOST
+    shallow = f"[{nested(DEPTH_MOST - 2)}]"
+    assert decode(shallow.encode()) == json.loads(shallow)
+
+
+@pytest.mark.parametrize("cut", [1, 500, 20_000])
+def test_what_is_nested_too_deeply_and_cut_short_is_no_value(cut: int) -> None:
+    with pytest.raises(ValueError):
+        decode(nested(9000).encode()[:-cut])
+
+
+def test_files_of_a_person_that_are_nested_too_deeply_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "demand.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match="is not JSON"):
+        read_demand(tmp_path / "demand.json")
+    with pytest.raises(ValueError, match="is not JSON"):
+        parse_policies("[" * 100_000)
+    with pytest.raises(SetupError, match="must be a table"):
+        read_values({"orca-infra:serviceAccountAnnotations": "[" * 100_000}, "dev")

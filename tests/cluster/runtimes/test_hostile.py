@@ -13,6 +13,7 @@ from orca_infra.kube.kinds import POD, SECRET, Ref
 from orca_infra.kube.labels import ROLE_LABEL, STACK_LABEL
 from orca_infra.runtimes.launch import LaunchRequest, launch
 from orca_infra.runtimes.render import user_label
+from orca_infra.testing.cluster import TestCluster
 
 from .conftest import STACK_ID, Room
 
@@ -57,6 +58,18 @@ def test_users_of_every_name_get_a_runtime_with_their_own_secrets(room: Room) ->
         room.launch(user="n" * 10_000)
     with pytest.raises(Refused, match="cannot be the name of an object"):
         launch(room.launching, LaunchRequest(environment="../../secrets/x", user="jane"))
+
+
+def test_an_environment_that_is_nested_thousands_deep_keeps_no_other_from_being_read(
+    room: Room, cluster: TestCluster
+) -> None:
+    """Nobody checks what a definition keeps; Python's reader gives up at a thousand."""
+    deep = b'{"a":' * 3000 + b"1" + b"}" * 3000
+    head = b'{"apiVersion":"datalayer.io/v1","kind":"RuntimeEnvironment","metadata":{"name":"deep"},"spec":{"dockerImage":"x"'
+    path = f"/apis/datalayer.io/v1/namespaces/{room.namespace}/runtime-environments"
+    cluster.api.text("POST", path, head + b',"snippets":' + deep + b"}}")
+    room.fill(size=1)
+    assert room.launch().warm
 
 
 def plant(room: Room, name: str, labels: dict[str, str], **metadata: Any) -> str:

@@ -1,0 +1,76 @@
+"""Whether the engine's state is there at all: a folder that is not mounted is to the engine one in which nothing was made.
+
+It would begin there anew, and what it owned before would be nobody's. So the stack of the base, which is made when a loop
+first starts, is looked for before and after each operation; Postgres knows since when it has to be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from orca_infra.db.connection import Database, load_queries
+from orca_infra.errors import Conflict, SetupError, StateBroken
+from orca_infra.stack.backend import open_backend
+from orca_infra.stack.engine import PROJECT, Engine
+
+_SQL = load_queries("engine")
+
+
+def claim_state(engine: Engine, database: Database, backend_url: str, stack: str) -> None:
+    """Make the base's stack at the first sight of a state, and remember that it is there.
+
+    Raises SetupError when it was there and is not any more, and what the engine raises.
+    """
+    said = missing_state(database, backend_url, engine)
+    if said:
+        raise SetupError(said)
+    if said is None:
+        if not _holds(backend_url, stack, engine):  # to make it takes its lock, which a deploy job may hold
+            engine.init(stack)
+        with database.transaction() as transaction:
+            transaction.run(_SQL["state_identity"], {"stack": stack, "place": place_of(backend_url)})
+
+
+def missing_state(database: Database, backend_url: str, engine: Engine | None = None) -> str | None:
+    """A sentence when the state was there and is not any more, empty when it is there; None when there was none yet.
+
+    Without an engine nothing is said of a backend that only the engine knows, such as a bucket. Raises Transient.
+    """
+    with database.snapshot() as transaction:
+        known = transaction.dicts(_SQL["state_known"])
+    if not known:
+        return None
+    return "" if _holds(backend_url, known[0]["stack"], engine) else _sentence(known[0], backend_url)
+
+
+def _holds(backend_url: str, stack: str, engine: Engine | None) -> bool:
+    """Whether the state holds the stack, whatever may be wrong with it; True when only an engine could say that."""
+    key = f".pulumi/stacks/{PROJECT}/{stack}.json"
+    try:
+        with open_backend(backend_url) as backend:
+            return backend.has(key) or backend.has(f"{key}.gz")
+    except Conflict:
+        try:
+            return engine is None or engine.check(stack)
+        except StateBroken:
+            return True
+
+
+def place_of(backend_url: str) -> str:
+    """The backend for people, without what its URL may hold of secrets."""
+    parts = urlsplit(backend_url)
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host}{parts.path}"
+
+
+def _sentence(known: Mapping[str, Any], backend_url: str) -> str:
+    place = place_of(backend_url)
+    before = "" if known["place"] == place else f" (at {known['place']} then)"
+    return (
+        f"the engine's state at {place} does not hold stack {known['stack']!r}, which was there on "
+        f"{known['first_seen']:%Y-%m-%d}{before}: mount the folder, or set PULUMI_BACKEND_URL back; until then nothing is "
+        "made or removed through it. When it is lost for good, have it begun anew: "
+        "`orca-infra db psql -c 'delete from orca.state_identity'`"
+    )
