@@ -8,12 +8,16 @@ import platform
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from orca_infra.db import embedded
+from orca_infra.kube.client import Kube
+from orca_infra.kube.kinds import POD
+from orca_infra.kube.watching import Gone, Relisted, Seen
 from orca_infra.machines.providers.local_cloud import LocalCloud
 from orca_infra.settings import read_settings
 from orca_infra.surroundings import Surroundings, open_surroundings
@@ -41,6 +45,45 @@ def surroundings(environment: dict[str, str] | None = None) -> Iterator[Surround
         opened.close()
         embedded.stop(folder / "home" / "postgres")
         shutil.rmtree(folder, ignore_errors=True)
+
+
+class Pods:
+    """The Pods of one namespace, counted by a watch: to list thousands again and again would be part of the figure."""
+
+    def __init__(self, kube: Kube, namespace: str) -> None:
+        self._ready: set[str] = set()
+        self._there: set[str] = set()
+        self._stop = threading.Event()
+        threading.Thread(target=self._follow, args=[kube, namespace], daemon=True).start()
+
+    @property
+    def ready(self) -> int:
+        return len(self._ready)
+
+    @property
+    def there(self) -> int:
+        return len(self._there)
+
+    def close(self) -> None:
+        self._stop.set()
+
+    def _follow(self, kube: Kube, namespace: str) -> None:
+        for change in kube.follow(POD, namespace=namespace, silence_seconds=90, stop=self._stop):
+            if isinstance(change, Relisted):
+                self._there.clear()
+                self._ready.clear()
+            for pod in (
+                change.items if isinstance(change, Relisted) else [change.object] if isinstance(change, Seen) else ()
+            ):
+                uid = pod["metadata"]["uid"]
+                self._there.add(uid)
+                conditions = pod.get("status", {}).get("conditions", [])
+                if any(c["type"] == "Ready" and c["status"] == "True" for c in conditions):
+                    self._ready.add(uid)
+            if isinstance(change, Gone):
+                uid = change.object["metadata"]["uid"]
+                self._there.discard(uid)
+                self._ready.discard(uid)
 
 
 def report(

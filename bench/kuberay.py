@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness import progress
+from harness import Pods, progress
 
 from orca_infra.errors import OrcaError
 from orca_infra.kube.client import Kube
-from orca_infra.kube.kinds import POD, SERVICE, Kind, Ref
+from orca_infra.kube.kinds import SERVICE, Kind, Ref
 from orca_infra.stack.tools import require_tool
 from orca_infra.testing.cluster import TestCluster
 
@@ -36,9 +36,7 @@ _MODULE = "github.com/ray-project/kuberay/ray-operator"
 _RAY_CLUSTER = Kind(api_version="ray.io/v1", kind="RayCluster", plural="rayclusters")
 
 
-def measure(
-    cluster: TestCluster, kube: Kube, clusters: int, workers: int, ready: Callable[[], int]
-) -> dict[str, float]:
+def measure(cluster: TestCluster, kube: Kube, clusters: int, workers: int) -> dict[str, float]:
     """Seconds until all Pods are Ready, until all that was deleted is gone, and the operator's peak memory."""
     subprocess.run([sys.executable, _HERE / "tools" / "build.py", "ray-operator"], check=True)
     folder = subprocess.run(
@@ -58,20 +56,21 @@ def measure(
             stdout=log,
             stderr=log,
         )
+    pods = Pods(kube, NAMESPACE)
     try:
         _make_one(kube, 0, workers)
-        _until(lambda: ready() >= workers + 1, operator)  # it has listed and watches
+        _until(lambda: pods.ready >= workers + 1, operator)  # it has listed and watches
         progress(f"the peer: {clusters} RayClusters of head and {workers} workers")
         started = time.perf_counter()
         for number in range(1, clusters):
             _make_one(kube, number, workers)
-        _until(lambda: ready() >= clusters * (workers + 1), operator)
+        _until(lambda: pods.ready >= clusters * (workers + 1), operator)
         made = time.perf_counter() - started
         progress(f"  {made:.1f} s; now all of them are deleted")
         started = time.perf_counter()
         for number in range(clusters):
             kube.delete(Ref(kind=_RAY_CLUSTER, namespace=NAMESPACE, name=_name(number)))
-        _until(lambda: not any(kube.list(kind, namespace=NAMESPACE).items for kind in (POD, SERVICE)), operator)
+        _until(lambda: not pods.there and not kube.list(SERVICE, namespace=NAMESPACE).items, operator)
         gone = time.perf_counter() - started
         progress(f"  {gone:.1f} s")
         return {
@@ -80,6 +79,7 @@ def measure(
             "peer_memory_mib": _peak_memory_mib(operator.pid),
         }
     finally:
+        pods.close()
         operator.terminate()
         operator.wait(30)
 

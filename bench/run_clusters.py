@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import kuberay
-from harness import progress, report, surroundings
+from harness import Pods, progress, report, surroundings
 
 from orca_infra.kube.client import Kube
 from orca_infra.kube.kinds import JOB, POD, SERVICE, Ref
@@ -59,13 +59,15 @@ def main() -> None:
             if not leader.acquire():
                 sys.exit("the bench does not lead its own database")
             passes = make_passes(here, kube, leader)
+            pods = Pods(kube, namespace)
             figures["one_run_queued_to_job_seconds"] = singles(here, kube, passes, namespace)
             progress(f"{clusters} run clusters of head and {WORKERS} workers: queued to all Pods Ready")
             queue(here, clusters)
-            figures["all_pods_ready_seconds"] = until(passes.run, lambda: ready(kube, namespace) >= clusters * PODS)
+            figures["all_pods_ready_seconds"] = until(passes.run, lambda: pods.ready >= clusters * PODS)
             progress(f"  {figures['all_pods_ready_seconds']:.1f} s; now all of them end")
             end_all(here)
-            figures["swept_seconds"] = until(passes.run, lambda: not objects(kube, namespace))
+            figures["swept_seconds"] = until(passes.run, lambda: not pods.there and not objects(kube, namespace))
+            pods.close()
             figures["cohorts_left"] = finish(here, passes)
             figures["peak_memory_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             progress(f"  {figures['swept_seconds']:.1f} s; now the floor: the same objects by {THREADS} raw threads")
@@ -96,7 +98,7 @@ def main() -> None:
 
 def peer(cluster: TestCluster, kube: Kube, clusters: int, ours: dict[str, float]) -> dict[str, float]:
     """The peer's figures, and ours as a part of its."""
-    figures = kuberay.measure(cluster, kube, clusters, WORKERS, lambda: ready(kube, kuberay.NAMESPACE))
+    figures = kuberay.measure(cluster, kube, clusters, WORKERS)
     return {
         **figures,
         "made_to_peer": ours["all_pods_ready_seconds"] / figures["peer_all_pods_ready_seconds"],
@@ -175,13 +177,6 @@ def until(act: Any, done: Any) -> float:
     sys.exit(f"not within {_LIMIT_SECONDS} s")
 
 
-def ready(kube: Kube, namespace: str) -> int:
-    return sum(
-        any(c["type"] == "Ready" and c["status"] == "True" for c in pod.get("status", {}).get("conditions", []))
-        for pod in kube.list(POD, namespace=namespace).items
-    )
-
-
 def objects(kube: Kube, namespace: str) -> int:
     return sum(len(kube.list(kind, namespace=namespace).items) for kind in (JOB, POD, SERVICE))
 
@@ -199,11 +194,13 @@ def raw(here: Surroundings, kube: Kube, clusters: int) -> float:
         for manifest in manifests[1:]:
             kube.apply(fill(manifest, job["metadata"]["uid"]), manager=manager)
 
+    pods = Pods(kube, "raw")
     started = time.perf_counter()
     with ThreadPoolExecutor(THREADS) as threads:
         list(threads.map(make, range(1, clusters + 1)))
-    until(lambda: None, lambda: ready(kube, "raw") >= clusters * PODS)
+    until(lambda: None, lambda: pods.ready >= clusters * PODS)
     seconds = time.perf_counter() - started
+    pods.close()
     for job in kube.list(JOB, namespace="raw").items:
         kube.delete(Ref(kind=JOB, namespace="raw", name=job["metadata"]["name"]))
     return seconds

@@ -39,11 +39,12 @@ def runs_list(as_json: Json = False) -> None:
     with surroundings.database.snapshot() as transaction:
         live = transaction.dicts(SQL["clusters_for_people"])
         queued = read_queued(transaction, surroundings.settings)
+        queued_runs = transaction.value(SQL["queued_count"])
         ended = transaction.dicts(SQL["ended_clusters"], {"limit": _ENDED_SHOWN})
         now: datetime = transaction.value("select now()")
     surroundings.close()
     if as_json:
-        print_json({"live": live, "queued": queued, "ended": ended})
+        print_json({"live": live, "queued": queued, "queued_runs": queued_runs, "ended": ended})
         return
     rows_for_people(
         ("run", "start", "pipeline", "objects made", "age", "why it ends, or what it waits for"),
@@ -65,8 +66,10 @@ def runs_list(as_json: Json = False) -> None:
         [(row["run"], row["pipeline"], now - row["queued_at"], row["waiting"]) for row in queued[:_QUEUED_SHOWN]],
         "",
     )
-    if len(queued) > _QUEUED_SHOWN:
-        print(f"and {len(queued) - _QUEUED_SHOWN} more; --json has them all")
+    if queued_runs > min(len(queued), _QUEUED_SHOWN):
+        print(
+            f"{queued_runs} runs are queued; of many that one thing holds, the oldest of each pipeline stands for all"
+        )
     rows_for_people(
         ("ended", "start", "pipeline", "ago", "reason", "detail"),
         [
@@ -93,7 +96,10 @@ def runs_show(run: Run, as_json: Json = False) -> None:
         print_json(found)
         return
     now = found["now"]
-    print(f"run {run} of {found['run']['pipeline']}: {found['run']['state']}, started {found['run']['start']} times")
+    starts = {0: "never started", 1: "started once"}.get(
+        found["run"]["start"], f"started {found['run']['start']} times"
+    )
+    print(f"run {run} of {found['run']['pipeline']}: {found['run']['state']}, {starts}")
     if found["run"]["reason"]:
         print(f"reason: {found['run']['reason']}")
     if found["waiting"]:

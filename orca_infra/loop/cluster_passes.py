@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime, timedelta
 from time import monotonic
 
 from orca_infra.attention import note
@@ -145,9 +146,10 @@ class RunPasses:
         with self._surroundings.database.transaction() as transaction:
             transaction.run(SQL["prune_clusters"], kept)
             live = {(row["run"], row["start"]) for row in transaction.dicts(SQL["live_starts"])}
+            now: datetime = transaction.value("select now()")
         self._hands.logs.append_forgotten(live)
         if settings.run_log_kept_seconds is not None:
-            deleted = self._hands.logs.delete_old(settings.run_log_kept_seconds)
+            deleted = self._hands.logs.delete_old(now - timedelta(seconds=settings.run_log_kept_seconds))
             if deleted:
                 self._hands.log.info("drivers' logs deleted", logs=deleted, why="ORCA_RUN_LOG_KEPT_SECONDS has passed")
         self._record.prune()

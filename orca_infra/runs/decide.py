@@ -211,9 +211,13 @@ def _because(pod: SeenObject | None) -> str:
 
 
 def _to_delete(objects: Iterable[SeenObject]) -> tuple[SeenObject, ...]:
-    """Everything that is not going away yet; the Job first, so that its controller makes no Pod anew."""
+    """Everything that is not going away yet: what the Job owns before the Job, its own Pod after it.
+
+    A Job that is gone has the garbage collector delete what it owns, too, and that is half of what the API server then has
+    to do. But its Pod would be made anew by its controller, as long as it is there.
+    """
     left = [item for item in objects if not item.deleting]
-    return tuple(sorted(left, key=lambda item: (item.kind != "Job", item.name)))
+    return tuple(sorted(left, key=lambda item: (2 * (item.role == Role.DRIVER) - (item.kind == "Job"), item.name)))
 
 
 def _finish(row: ClusterRow, ending: Ending, objects: Iterable[SeenObject]) -> Finish:

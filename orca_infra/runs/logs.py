@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO, TypedDict
 
@@ -194,15 +195,14 @@ class DriverLogs:
                 with self._noticing_a_full_disk():
                     _append(driver_log(self._logs, run), part, "--- the rest of the log could not be kept\n")
 
-    def delete_old(self, kept_seconds: float) -> int:
-        """Delete the logs to which nothing was added for so long, those of drivers that may still be heard excepted."""
-        before = time.time() - kept_seconds
+    def delete_old(self, before: datetime) -> int:
+        """Delete the logs to which nothing was added since then, those of drivers that may still be heard excepted."""
         deleted = 0
         for whole in self._logs.glob("*/driver.log"):
             with contextlib.suppress(OSError):  # gone already, or not ours to delete: the next time, then
                 if (
                     whole.parent.name.isdecimal()
-                    and whole.stat().st_mtime < before
+                    and whole.stat().st_mtime < before.timestamp()
                     and not any(_parts_in(whole.parent))
                 ):
                     whole.unlink()

@@ -79,13 +79,13 @@ class Room:
     wait: Callable[..., None]
     samples: dict[int, Sequence[dict[str, Any]]] = field(default_factory=dict)
 
-    def queue(self, pipeline: str, *, workers: int = 0, image: str = IMAGE) -> int:
-        """Queue one run; its pipeline fails with its first start."""
+    def queue(self, pipeline: str, *, workers: int = 0, image: str = IMAGE, max_starts: int = 1) -> int:
+        """Queue one run; its pipeline fails with its last start."""
         with self.surroundings.database.transaction() as transaction:
             transaction.run(
-                "insert into orca.pipelines (name, image, workers, max_starts) values (%(p)s, %(i)s, %(w)s, 1)"
+                "insert into orca.pipelines (name, image, workers, max_starts) values (%(p)s, %(i)s, %(w)s, %(m)s)"
                 " on conflict do nothing",
-                {"p": pipeline, "w": workers, "i": image},
+                {"p": pipeline, "w": workers, "i": image, "m": max_starts},
             )
             parameters = {"p": pipeline}
             return int(transaction.value("insert into orca.runs (pipeline) values (%(p)s) returning id", parameters))
@@ -118,9 +118,10 @@ class Room:
         self.wait(pass_and_look, seconds, "passes did not come to it")
 
     def pod(self, run: int, role: str) -> dict[str, Any] | None:
+        """The newest of that role."""
         labels = {RUN_LABEL: str(run), ROLE_LABEL: role}
         found = self.kube.list(POD, namespace=self.namespace, labels=labels).items
-        return found[0] if found else None
+        return max(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), default=None)
 
     def is_running(self, run: int, role: str = "driver") -> bool:
         pod = self.pod(run, role)
@@ -151,6 +152,13 @@ class Room:
         name = pod["metadata"]["name"]
         eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
         self.api.call("POST", f"/api/v1/namespaces/{self.namespace}/pods/{name}/eviction", eviction)
+
+    def delete_driver(self, run: int, grace_seconds: int | None = None) -> None:
+        """As `kubectl delete pod` does it, without waiting."""
+        pod = self.pod(run, "driver")
+        assert pod is not None
+        ref = Ref(kind=POD, namespace=self.namespace, name=pod["metadata"]["name"])
+        self.kube.delete(ref, grace_seconds=grace_seconds)
 
     def cancel(self, run: int) -> None:
         """As the scheduler does it for a person."""
@@ -262,10 +270,12 @@ def ends(room: Room) -> Ends:
     runs["ends-its-head"] = room.queue("ends-its-head", workers=1)
     runs["no-image"] = room.queue("no-image", image="registry.invalid/nothing:1")
     runs["work"] = room.queue("work", workers=1)
-    for pipeline in ("ignores-term", "ignores-term.evicted"):
+    runs["ignores-term.deleted"] = room.queue("ignores-term.deleted", max_starts=2)
+    for pipeline in ("ignores-term", "ignores-term.evicted", "ignores-term.deleted"):
         room.until(partial(room.misbehaves, runs[pipeline]))
     room.cancel(runs["ignores-term"])
     room.evict(runs["ignores-term.evicted"])
+    room.delete_driver(runs["ignores-term.deleted"])
     return Ends(room, runs)
 
 
@@ -387,6 +397,31 @@ def test_a_driver_that_ignores_its_end_is_killed_and_its_start_ends_only_then(en
     assert ends.room.run_of(run)["state"] == "canceled"
     canceled = ends.room.rows("select ended_at from orca.runs where id = %(r)s", r=run)[0]["ended_at"]
     assert 28 < (row["ended_at"] - canceled).total_seconds() < 45
+
+
+def test_a_driver_that_outlives_its_deleted_pod_is_alone_and_its_successor_is_heard_apart(ends: Ends) -> None:
+    """Its Pod got SIGTERM and ignores it: the next start is made once it was killed, 30 s later, and not beside it."""
+    room, run = ends.room, ends.runs["ignores-term.deleted"]
+
+    def next_one_runs() -> bool:
+        pods = room.kube.list(POD, namespace=room.namespace, labels={RUN_LABEL: str(run), ROLE_LABEL: "driver"}).items
+        assert sum(pod["status"].get("phase") == "Running" for pod in pods) <= 1, "two drivers"
+        return room.run_of(run)["start"] == 2 and room.misbehaves(run)
+
+    room.until(next_one_runs, 90)
+    [first] = room.rows("select reason from orca.run_clusters where run = %(r)s and start = 1", r=run)
+    assert first == {"reason": "DriverFailed"}
+    room.delete_driver(run, grace_seconds=1)
+    room.until(lambda: room.run_of(run)["state"] == "failed")
+    sections = room.log_of(run).split(f"--- run {run} start ")
+    assert len(sections) == 3
+    for start, section in ((1, sections[1]), (2, sections[2])):
+        header, *lines = section.splitlines()
+        assert header.startswith(f"{start}, Pod orca-{run}-{start}-")
+        assert [line for line in lines if not line.startswith("--- ")] == [
+            f"driver: run {run}, start {start}, pipeline ignores-term.deleted; Postgres 18",
+            "driver: it is to misbehave (ignores-term.deleted)",
+        ]
 
 
 def record(name: str, objects: Sequence[dict[str, Any]]) -> None:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -347,7 +347,7 @@ def test_old_logs_are_deleted_but_not_those_that_may_go_on_nor_what_is_somebody_
     young.parent.mkdir()
     young.write_text("said just now")
     logs = keeper(Node(), tmp_path)
-    assert logs.delete_old(3600) == 2
+    assert logs.delete_old(datetime.now(UTC) - timedelta(hours=1)) == 2
     left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
     assert left == [
         *(
@@ -362,4 +362,4 @@ def test_old_logs_are_deleted_but_not_those_that_may_go_on_nor_what_is_somebody_
             "theirs/driver.log",
         )
     ]
-    assert keeper(Node(), tmp_path / "none").delete_old(3600) == 0
+    assert keeper(Node(), tmp_path / "none").delete_old(datetime.now(UTC) - timedelta(hours=1)) == 0

@@ -130,6 +130,11 @@ from orca.runs r join orca.pipelines p on p.name = r.pipeline, family f
 where r.state = 'queued' and coalesce(p.placement, '') not like 'worker:%%' and (p.paused or p.image is null or f.paused)
 order by r.id is not distinct from %(asked)s desc, r.queued_at, r.id limit %(limit)s
 
+-- name: queued_count
+-- However many of them admission, and people, look at.
+select count(*) from orca.runs r join orca.pipelines p on p.name = r.pipeline
+where r.state = 'queued' and coalesce(p.placement, '') not like 'worker:%%'
+
 -- name: ended_clusters
 select run, start, pipeline, created_at, ended_at, reason, ending_detail from orca.run_clusters
 where ended_at is not null order by ended_at desc limit %(limit)s

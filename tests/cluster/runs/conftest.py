@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from orca_infra.kube.labels import STACK_LABEL
 from orca_infra.log import make_log
 from orca_infra.loop.cluster_passes import RunPasses
 from orca_infra.record.codec import decode
+from orca_infra.runs.model import PodPlacement
 from orca_infra.settings import Settings, read_settings
 from orca_infra.stack.engine import Engine
 from orca_infra.stack.operations import RecordedEngine
@@ -23,6 +24,7 @@ from orca_infra.surroundings import Surroundings, open_surroundings
 from orca_infra.testing.cluster import TestCluster
 
 KINDS = (JOB, POD, SERVICE)
+Placements = Callable[[], Mapping[str, PodPlacement]]
 
 
 @dataclass
@@ -84,18 +86,25 @@ class Room:
         """The same stack with passes of a new process: nothing is remembered but what is written."""
         return self.with_settings()
 
-    def with_settings(self, *, kube: Kube | None = None, **more: str) -> Room:
+    def with_settings(self, *, kube: Kube | None = None, placements: Placements = dict, **more: str) -> Room:
         """The same stack, with passes of other settings, or through another way to the API server."""
         environment = {**self.environment, **more}
         surroundings = replace(self.surroundings, settings=read_settings(environment))
-        return _room(surroundings, kube or self.kube, environment, self.wait_until)
+        return _room(surroundings, kube or self.kube, environment, self.wait_until, placements=placements)
 
     @property
     def settings(self) -> Settings:
         return self.surroundings.settings
 
 
-def _room(surroundings: Surroundings, kube: Kube, environment: dict[str, str], wait_until: Callable[..., None]) -> Room:
+def _room(
+    surroundings: Surroundings,
+    kube: Kube,
+    environment: dict[str, str],
+    wait_until: Callable[..., None],
+    *,
+    placements: Placements = dict,
+) -> Room:
     engine = Engine(surroundings.engine, {"KUBECONFIG": environment["KUBECONFIG"]})
     recorded = RecordedEngine(
         engine,
@@ -105,7 +114,13 @@ def _room(surroundings: Surroundings, kube: Kube, environment: dict[str, str], w
         deadline_seconds=60,
     )
     passes = RunPasses(
-        surroundings, kube, recorded, environ=environment, verify=lambda: None, log=make_log(form="text")
+        surroundings,
+        kube,
+        recorded,
+        environ=environment,
+        verify=lambda: None,
+        log=make_log(form="text"),
+        placements=placements,
     )
     return Room(passes, surroundings, kube, environment["ORCA_RUNS_NAMESPACE"], environment, engine, wait_until)
 
