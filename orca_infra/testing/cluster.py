@@ -387,7 +387,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m orca_infra.testing.cluster", description=main.__doc__)
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="fake nodes (default 1)")
     options = parser.parse_args(arguments)
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    # SIGINT as well: what a shell starts in its background inherits that it is ignored.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:
         with TestCluster.start(options.nodes) as cluster:
