@@ -20,6 +20,7 @@ from typing import Any, cast
 
 from harness import progress, report, surroundings
 from kube_memory import KubeMemory, kube_memory
+from load_kube import add_clusters, add_warm, execute, prepare, recorded
 from plots import plot
 
 from orca_infra.config import Config, parse_config
@@ -29,19 +30,10 @@ from orca_infra.loop.cluster_passes import RunPasses, RuntimePasses
 from orca_infra.loop.passes import MachinePasses
 from orca_infra.machines.decide import POOL_LABEL, STACK_LABEL
 from orca_infra.machines.observe import SQL
-from orca_infra.process import ProcessId
-from orca_infra.runs.limits import run_settings
 from orca_infra.runs.logs import DriverLogs
-from orca_infra.runs.model import RunSpec
-from orca_infra.runs.observe import SQL as RUNS
-from orca_infra.runs.render import render
 from orca_infra.runtimes.launch import LaunchHands, LaunchRequest, launch
 from orca_infra.runtimes.model import Environment, Pool
-from orca_infra.runtimes.render import render_warm
-from orca_infra.runtimes.rows import record_pod
 from orca_infra.stack.engine import Engine
-from orca_infra.stack.operations import RecordedEngine
-from orca_infra.stack.outcome import ResourceChange
 from orca_infra.surroundings import Surroundings
 from orca_infra.testing.fake_cloud import FakeCloud, FakeProvider
 from orca_infra.testing.simulation_engine import FakeBackend, FakeEngine
@@ -52,7 +44,6 @@ TIMES = 5
 QUEUED, MACHINES, WARM, CLUSTERS = (int(most * SCALE) for most in (100_000, 2_000, 2_000, 1_000))
 STEPS = (0, 0.25, 0.5, 1)
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
-NOW = f"{datetime.now(UTC):%FT%TZ}"
 _POOLS = """
 [pools.full]
 provider = "local"
@@ -69,6 +60,7 @@ idle_seconds = "10h"
 types = [{ type = "small", locations = ["a"] }]
 """
 Curve = list[tuple[float, float]]
+_STILL = "nothing to do"
 
 
 def main() -> None:
@@ -91,12 +83,14 @@ def main() -> None:
         targets={
             "machines_no_change_seconds": 2.0,
             "machines_growth_with_queued": 1.5,
-            # It grows with the machines all the same: a pass that changes something is kept whole, for `orca-infra explain`.
-            "one_more_machine_seconds": 0.5,
+            "one_more_machine_growth": 1.5,
+            "one_more_machine_mib": 8.0,
             "runs_no_change_seconds": 4.0,
-            "one_more_run_growth_over_no_change": 1.5,
+            "one_more_run_growth_over_no_change": 1.2,
+            "one_more_run_mib": 8.0,
             "runtimes_no_change_seconds": 3.0,
             "one_more_launch_growth": 1.5,
+            "one_more_launch_mib": 8.0,
             "memory_mib_for_each_pass_of_all": 200.0,
         }
         if SCALE == 1
@@ -131,6 +125,40 @@ def sizes(most: int) -> list[int]:
     return [int(most * step) for step in STEPS]
 
 
+class Curves:
+    """Of a pass with nothing to do and of one thing more, what each takes and allocates as what is there grows."""
+
+    def __init__(self, more: str, *, alone: bool = False) -> None:
+        """`more`: what the one thing is called; `alone`: it is measured by itself, and not as a pass that makes it."""
+        self._more, self._alone = more, alone
+        self._seconds: dict[str, Curve] = {_STILL: [], more: []}
+        self._mib: dict[str, Curve] = {_STILL: [], more: []}
+
+    def take(self, size: int, still: Callable[[], Any], more: Callable[[], Any]) -> None:
+        for curves, measure in ((self._seconds, measured), (self._mib, peak_mib)):
+            without = measure(still)
+            curves[_STILL].append((size, without))
+            curves[self._more].append((size, max(measure(more) - (0 if self._alone else without), 0)))
+
+    def figures(self, scope: str, more: str) -> dict[str, float]:
+        seconds, mib = self._seconds[self._more], self._mib[self._more]
+        return {
+            f"{scope}_no_change_seconds": self._seconds[_STILL][-1][1],
+            f"{scope}_no_change_mib": self._mib[_STILL][-1][1],
+            f"{more}_seconds": seconds[-1][1],
+            f"{more}_seconds_at_first": seconds[0][1],
+            f"{more}_growth": growth(seconds),
+            f"{more}_mib": mib[-1][1],
+        }
+
+    def draw(self, name: str, title: str, x_label: str) -> None:
+        """A figure of each: all of it, and the one thing more by itself, which beside the rest is near nothing."""
+        for suffix, y_label, curves in (("", "seconds", self._seconds), ("-memory", "MiB at its highest", self._mib)):
+            plot(FIGURES / f"{name}{suffix}.svg", title, x_label, y_label, curves)
+            alone = {self._more: curves[self._more]}
+            plot(FIGURES / f"{name}-more{suffix}.svg", f"One more: {self._more}", x_label, y_label, alone)
+
+
 def growth(curve: Curve) -> float:
     """The last value over the first: 1 is flat."""
     return curve[-1][1] / max(curve[0][1], 1e-3)
@@ -154,35 +182,15 @@ def machines(here: Surroundings, figures: dict[str, float]) -> None:
         "insert into orca.pipelines (name, placement, max_runs) "
         "values ('held', 'worker:full', 0), ('w', 'worker:more', null)",
     )
-    still: Curve = []
-    one_more: Curve = []
-    memory: Curve = []
+    curves = Curves("one machine more, added")
     made = 0
     for size in sizes(MACHINES):
         add_machines(here, cloud, range(made + 1, size + 1))
         made = size
         progress(f"machines: {size}")
-        still.append((size, measured(lambda: no_change(here, passes, config))))
-        memory.append((size, peak_mib(lambda: no_change(here, passes, config))))
-        one_more.append((size, measured(lambda: make_one(here, passes, config)) - still[-1][1]))
-    figures["machines_no_change_seconds"] = still[-1][1]
-    figures["machines_no_change_mib"] = memory[-1][1]
-    figures["one_more_machine_seconds"] = one_more[-1][1]
-    figures["one_more_machine_growth"] = growth(one_more)
-    plot(
-        FIGURES / "load-machines.svg",
-        "A pass over the machine pools",
-        "machines",
-        "seconds",
-        {"nothing to do": still, "one machine more, added": one_more},
-    )
-    plot(
-        FIGURES / "load-machines-memory.svg",
-        "A pass over the machine pools",
-        "machines",
-        "MiB at its highest",
-        {"nothing to do": memory},
-    )
+        curves.take(size, lambda: no_change(here, passes, config), lambda: make_one(here, passes, config))
+    figures |= curves.figures("machines", "one_more_machine")
+    curves.draw("load-machines", "A pass over the machine pools", "machines")
     with_queued: Curve = []
     queued = 0
     for size in sizes(QUEUED):
@@ -252,66 +260,6 @@ def make_one(here: Surroundings, passes: MachinePasses, config: Config) -> None:
 # Kubernetes.
 
 
-class Maker:
-    """Stands in for the engine below its ledger: what a cohort's program declares is there at once."""
-
-    def __init__(self, memory: KubeMemory) -> None:
-        self._memory = memory
-        self._uids = itertools.count(1)
-        self.changes: list[ResourceChange] = []
-
-    def up_new(
-        self, _stack: str, program: Any, *, on_start: Callable[[ProcessId], None], **_: Any
-    ) -> tuple[ResourceChange, ...]:
-        del on_start
-        self.changes = []
-        program(self)
-        return tuple(self.changes)
-
-    def register(self, kind: str, name: str, properties: Any, **_: Any) -> Any:
-        uid = f"made-{next(self._uids)}"
-        metadata = {**(properties.get("metadata") or {"name": name}), "uid": uid, "creationTimestamp": NOW}
-        outputs = {**properties, "metadata": metadata}
-        if not kind.startswith("pulumi:"):
-            plural = kind.rpartition(":")[2].lower() + "s"
-            self._memory.fill([(plural, seen(outputs, uid))])
-            urn = f"urn:pulumi:s::p::{kind}::{name}"
-            self.changes.append(ResourceChange(op="create", urn=urn, type=kind, id=name, outputs=outputs))
-        return Made(outputs)
-
-    def drop(self, _stack: str) -> None: ...
-
-    def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f"the loop asked the engine for {name}")
-
-
-class Made:
-    def __init__(self, outputs: Any) -> None:
-        self.outputs = outputs
-        self.urn = self.id = "made"
-
-    def result(self) -> Made:
-        return self
-
-
-def seen(manifest: Any, uid: str) -> dict[str, Any]:
-    """An object as the API server would show it."""
-    metadata = {**manifest["metadata"], "uid": uid, "creationTimestamp": NOW, "resourceVersion": "1"}
-    shown = {**manifest, "metadata": metadata}
-    if manifest["kind"] == "Pod":
-        ready = {"type": "Ready", "status": "True"}
-        shown["status"] = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [ready]}
-    return shown
-
-
-def prepare(here: Surroundings, memory: KubeMemory) -> None:
-    namespaces = [
-        ("namespaces", {"metadata": {"name": name, "uid": name, "labels": {"orca.stack": here.stack_id}}})
-        for name in ("kube-system", "runtimes", here.settings.runs_namespace)
-    ]
-    memory.fill([(plural, {"apiVersion": "v1", "kind": "Namespace", **item}) for plural, item in namespaces])
-
-
 def run_clusters(here: Surroundings, memory: KubeMemory, kube: Kube, figures: dict[str, float]) -> None:
     passes = RunPasses(here, kube, recorded(here, memory), environ={}, verify=lambda: None, log=quiet())
     DriverLogs.follow = lambda *_: None  # type: ignore[method-assign,assignment]  # nothing here has a log
@@ -319,35 +267,17 @@ def run_clusters(here: Surroundings, memory: KubeMemory, kube: Kube, figures: di
         here,
         "insert into orca.pipelines (name, image, workers, max_runs) values ('held', 'i', 2, 0), ('c', 'i', 2, null)",
     )
-    still: Curve = []
-    one_more: Curve = []
-    peaks: Curve = []
+    curves = Curves("one run more, added")
     made = 0
     for size in sizes(CLUSTERS):
         add_clusters(here, memory, size - made)
         made = size
         progress(f"run clusters: {size}")
-        still.append((size, measured(passes.run)))
-        peaks.append((size, peak_mib(passes.run)))
-        one_more.append((size, measured(lambda: admit_one(here, passes)) - still[-1][1]))
-    figures["runs_no_change_seconds"] = still[-1][1]
-    figures["runs_no_change_mib"] = peaks[-1][1]
-    figures["one_more_run_seconds"] = one_more[-1][1]
-    figures["one_more_run_growth_over_no_change"] = (still[-1][1] + one_more[-1][1]) / still[-1][1]
-    plot(
-        FIGURES / "load-run-clusters.svg",
-        "A pass over the run clusters",
-        "run clusters",
-        "seconds",
-        {"nothing to do": still, "one run more, added": one_more},
-    )
-    plot(
-        FIGURES / "load-run-clusters-memory.svg",
-        "A pass over the run clusters",
-        "run clusters",
-        "MiB at its highest",
-        {"nothing to do": peaks},
-    )
+        curves.take(size, passes.run, lambda: admit_one(here, passes))
+    figures |= curves.figures("runs", "one_more_run")
+    still = figures["runs_no_change_seconds"]
+    figures["one_more_run_growth_over_no_change"] = (still + figures["one_more_run_seconds"]) / still
+    curves.draw("load-run-clusters", "A pass over the run clusters", "run clusters")
     with_queued: Curve = []
     queued = 0
     for size in sizes(QUEUED):
@@ -365,44 +295,6 @@ def run_clusters(here: Surroundings, memory: KubeMemory, kube: Kube, figures: di
         {"nothing to do": with_queued},
     )
     execute(here, "delete from orca.runs where state = 'queued'")
-
-
-def add_clusters(here: Surroundings, memory: KubeMemory, count: int) -> None:
-    """Rows and objects of so many starts that run, as a cohort leaves them; each with the Pod that its Job made."""
-    settings = run_settings(here.settings, {})
-    objects = []
-    with here.database.transaction() as transaction:
-        for _ in range(count):
-            run = int(transaction.value("insert into orca.runs (pipeline) values ('c') returning id"))
-            assert transaction.value(RUNS["admit"], {"run": run, "start": 0})
-            spec = RunSpec(run=run, start=1, pipeline="c", image="registry.example/c:1", workers=2)
-            transaction.run(
-                RUNS["record_cluster"], {"run": run, "start": 1, "pipeline": "c", "cpu_millis": 1, "fill": False}
-            )
-            for position, manifest in enumerate(render(spec, settings, here.stack_id)):
-                uid = f"run-{run}-{position}"
-                metadata = manifest["metadata"]
-                place = {"namespace": metadata["namespace"], "kind": manifest["kind"], "name": metadata["name"]}
-                transaction.run(
-                    RUNS["record_object"], {**place, "position": position, "run": run, "start": 1, "rendered": "{}"}
-                )
-                transaction.run(
-                    "update orca.kube_objects set uid = %(uid)s, confirmed_at = now() "
-                    "where name = %(name)s and kind = %(kind)s",
-                    {**place, "uid": uid},
-                )
-                objects.append((f"{manifest['kind'].lower()}s", seen(manifest, uid)))
-                if position == 0:
-                    objects.append(("pods", driver_of(manifest, uid)))
-    memory.fill(objects)
-    execute(here, "analyze")
-
-
-def driver_of(job: Any, uid: str) -> dict[str, Any]:
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job["metadata"]["name"], "uid": uid, "controller": True}
-    metadata = {**job["metadata"], "name": f"{job['metadata']['name']}-x8k2p", "ownerReferences": [owner]}
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": job["spec"]["template"]["spec"]}
-    return seen(pod, f"{uid}-driver")
 
 
 def admit_one(here: Surroundings, passes: RunPasses) -> None:
@@ -433,9 +325,7 @@ def warm_pods(here: Surroundings, memory: KubeMemory, kube: Kube, figures: dict[
             )
         ]
     )
-    still: Curve = []
-    launches: Curve = []
-    peaks: Curve = []
+    curves = Curves("one launch", alone=True)
     made = 0
     for size in sizes(WARM):
         goal = max(size, 3 * TIMES)  # something to take
@@ -460,61 +350,14 @@ def warm_pods(here: Surroundings, memory: KubeMemory, kube: Kube, figures: dict[
         )
         passes.run()  # writes the pool's new status
         progress(f"warm Pods: {goal}")
-        still.append((goal, measured(passes.run)))
-        peaks.append((goal, peak_mib(passes.run)))
-        launches.append((goal, measured(lambda: launch(hands, LaunchRequest(environment="python", user="jane")))))
+        curves.take(goal, passes.run, lambda: launch(hands, LaunchRequest(environment="python", user="jane")))
         passes.run()
         made += refilled(here) - made
-    figures["runtimes_no_change_seconds"] = still[-1][1]
-    figures["runtimes_no_change_mib"] = peaks[-1][1]
-    figures["one_more_launch_seconds"] = launches[-1][1]
-    figures["one_more_launch_growth"] = growth(launches)
+    figures |= curves.figures("runtimes", "one_more_launch")
     figures["memory_mib_for_each_pass_of_all"] = max(
         figures[name] for name in figures if name.endswith("no_change_mib")
     )
-    plot(
-        FIGURES / "load-warm-pods.svg",
-        "A pass over a pool of warm Pods",
-        "warm Pods",
-        "seconds",
-        {"nothing to do": still},
-    )
-    plot(
-        FIGURES / "load-launch.svg",
-        "A launch from a pool of warm Pods",
-        "warm Pods",
-        "seconds",
-        {"one launch": launches},
-    )
-    plot(
-        FIGURES / "load-warm-pods-memory.svg",
-        "A pass over a pool of warm Pods",
-        "warm Pods",
-        "MiB at its highest",
-        {"nothing to do": peaks},
-    )
-
-
-def add_warm(here: Surroundings, memory: KubeMemory, pool: Pool, environment: Environment, numbers: range) -> None:
-    objects = []
-    with here.database.transaction() as transaction:
-        for _ in numbers:
-            pod = render_warm(
-                pool, environment, int(transaction.value("select nextval('orca.runtime_numbers')")), here.stack_id
-            )
-            record_pod(transaction, pod, taken=False)
-            uid = f"warm-{pod.name}"
-            values = {"name": pod.name, "uid": uid}
-            transaction.run(
-                "update orca.runtime_pods set uid = %(uid)s, ready_at = now(), address = '10.0.0.1' where name = %(name)s",
-                values,
-            )
-            transaction.run(
-                "update orca.kube_objects set uid = %(uid)s, confirmed_at = now() where name = %(name)s", values
-            )
-            objects.append(("pods", seen(pod.manifest, uid)))
-    memory.fill(objects)
-    execute(here, "analyze")
+    curves.draw("load-warm-pods", "A pass over a pool of warm Pods", "warm Pods")
 
 
 def refilled(here: Surroundings) -> int:
@@ -522,21 +365,6 @@ def refilled(here: Surroundings) -> int:
         return int(
             transaction.value("select count(*) from orca.runtime_pods where taken_at is null and ended_at is null")
         )
-
-
-def recorded(here: Surroundings, memory: KubeMemory) -> RecordedEngine:
-    return RecordedEngine(
-        cast("Engine", Maker(memory)),
-        here.database,
-        backend_url="file:///nowhere",
-        verify=lambda: None,
-        deadline_seconds=60,
-    )
-
-
-def execute(here: Surroundings, statement: str, **parameters: object) -> None:
-    with here.database.transaction() as transaction:
-        transaction.run(statement, parameters)  # type: ignore[arg-type]
 
 
 def quiet() -> Any:

@@ -3,10 +3,11 @@
     make bench BENCH=soak ARGS="--passes 1000 --seed 7 --resume soak.json"
 
 A loop as anybody runs it (`orca-infra run`, at a quickened cadence) keeps machine pools, run clusters and a runtime pool: the
-real engine and its provider, a real Postgres with the engine's state in it, real API server; machines are processes with real
-workers. Demand comes in tides, with faults of the cloud, the database, the API server, the engine, and of people meanwhile
-(soak_world.py). Between the tides everything has to go: then the simulation's invariants are judged, and it is measured what
-is held (soak_measures.py), of which the slope has a bound. So what is measured is each time the same world at rest.
+real engine and its provider, a real Postgres with the engine's state in it, a real API server; machines are processes with
+real workers (soak_world.py). Demand comes in tides, and meanwhile faults of the cloud, the database, the API server, the
+engine, and of people (soak_faults.py). Between the tides everything has to go: then the simulation's invariants are judged,
+and it is measured what is held (soak_measures.py), of which the slope has a bound (soak_slopes.py). So what is measured is
+each time the same world at rest.
 
 A pass of the soak is one of each scope: machines, runs and runtimes. With --resume, a file keeps what was found so far, and a
 soak that was cut off goes on with a world of its own; growth is judged within each world.
@@ -114,7 +115,7 @@ class Soak:
                 while self.made < self.passes and not stretch.broken and time.monotonic() - began < seconds:
                     self._tide(world, stretch)
                     stretch.seconds = time.monotonic() - began
-                    stretch.met = dict(world.met)
+                    stretch.met = dict(world.wanted + world.faults.met)
                     self.keep()
                     held = ", ".join(f"{name} {value:.4g}" for name, value in stretch.samples[-1].items())
                     progress(f"{self.made} of {self.passes} after {stretch.seconds:.0f} s: {held}")

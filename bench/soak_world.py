@@ -11,19 +11,18 @@ import os
 import random
 import re
 import shutil
-import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
+
+from soak_faults import Faults
 
 from orca_infra.config import Config, parse_config
 from orca_infra.errors import OrcaError, Transient
 from orca_infra.kube.kinds import JOB, POD, RUNTIME_POOL, SECRET, SERVICE, Kind, Ref
 from orca_infra.kube.labels import STACK_LABEL
 from orca_infra.log import make_log
-from orca_infra.process import boot_id
 from orca_infra.runtimes.launch import LaunchHands, LaunchRequest, launch
 from orca_infra.testing import invariants
 from orca_infra.testing.cluster import TestCluster
@@ -72,14 +71,6 @@ Result = TypeVar("Result")
 _TRIES = 4
 _WARM = 2
 _CULL_SECONDS = 3
-_FAULT_SECONDS = (0.5, 3.0)
-_ENGINES: Any = (
-    "select pid from orca.engine_operations where ended_at is null and pid is not null and boot_id = %(boot)s"
-)
-_TERMINATE: Any = (
-    "select pg_terminate_backend(pid) from pg_stat_activity "
-    "where datname = current_database() and pid <> pg_backend_pid()"
-)
 #: What has to be over before everything is at rest, beside the clouds and the cluster.
 _REST: Mapping[str, str] = {
     "runs": "select from orca.runs",
@@ -107,12 +98,9 @@ class SoakWorld(StandingWorld):
         super().__init__(cluster, url)
         self.rng = rng
         self.config: Config = parse_config(self.toml, "soak")
-        #: What was met, made and launched.
-        self.met: Counter[str] = Counter()
-        #: Runs to which something was done that may end a start.
-        self.touched: set[int] = set()
-        self._outage: Callable[[], object] | None = None
-        self._outage_until = 0.0
+        #: How much of what was wanted.
+        self.wanted: Counter[str] = Counter()
+        self.faults = Faults(self, rng)
 
     def _environment(self, *, direct: bool) -> dict[str, str]:
         """With the state where it is unless somebody says otherwise: beside the rows, in Postgres."""
@@ -217,13 +205,7 @@ class SoakWorld(StandingWorld):
     def tide(self) -> None:
         """One moment: some demand, perhaps a fault, perhaps the end of one."""
         self.demand()
-        if self._outage is not None and time.monotonic() > self._outage_until:
-            self._end_outage()
-        elif self._outage is None and self.rng.random() < 0.25:
-            fault = self.rng.choice(self.faults)
-            self.met[fault.__name__] += 1
-            with contextlib.suppress(OrcaError):
-                fault()
+        self.faults.come_and_go()
 
     def demand(self) -> None:
         chance = self.rng.random
@@ -232,7 +214,7 @@ class SoakWorld(StandingWorld):
             self.execute(
                 "insert into orca.runs (pipeline) select %(p)s from generate_series(1, %(n)s)", p=pipeline, n=runs
             )
-            self.met["runs"] += runs
+            self.wanted["runs"] += runs
         if chance() < 0.02:
             self.execute("update orca.runs set state = 'canceled' where state = 'queued'")
         if chance() < 0.4:
@@ -248,7 +230,7 @@ class SoakWorld(StandingWorld):
             environment="python", user=name, secrets={"TOKEN": "x"} if self.rng.random() < 0.5 else {}
         )
         with contextlib.suppress(OrcaError):
-            self.met["launches, warm" if launch(self._hands, request).warm else "launches, cold"] += 1
+            self.wanted["launches, warm" if launch(self._hands, request).warm else "launches, cold"] += 1
 
     def _end_some_runs(self, most: int) -> None:
         """What drivers write when they are done; those of runs that were just queued again write it to no row."""
@@ -268,157 +250,11 @@ class SoakWorld(StandingWorld):
         ref = Ref(kind=RUNTIME_POOL, namespace=self.runtimes_namespace, name="python")
         self.kube.patch(ref, {"spec": {"size": size}})
 
-    # Faults: of the cloud, of people, of processes, and outages, which last a moment.
-
-    @property
-    def faults(self) -> tuple[Callable[[], None], ...]:
-        return (
-            *(self.stock_out, self.quota, self.refusal, self.cloud_away, self.slow_create, self.delete_fails),
-            *(self.preempted, self.stopped, self.labels_lost),
-            *(self.connections_end, self.engine_killed, self.database_hangs, self.database_slow),
-            *(self.pod_deleted, self.job_deleted, self.driver_fails, self.pool_paused),
-            *(self.server_away, self.server_throttles, self.server_fails, self.answers_lost),
-            *(self.server_refuses, self.lists_cut, self.watches_silent, self.server_hangs_up),
-        )
-
-    def stock_out(self) -> None:
-        self.cloud.arm("create", "LOCATION_OUT_OF_CAPACITY", location=self.rng.choice("ab"), times=2)
-
-    def quota(self) -> None:
-        self.cloud.arm("create", "QUOTA_EXCEEDED")
-
-    def refusal(self) -> None:
-        self.cloud.arm("create", "INVALID_REQUEST")
-
-    def cloud_away(self) -> None:
-        self.cloud.arm("list", "UNAVAILABLE", times=2)
-
-    def slow_create(self) -> None:
-        self.cloud.arm("create", "", seconds=1.0)
-
-    def delete_fails(self) -> None:
-        self.cloud.arm("delete", "UNAVAILABLE")
-
-    def preempted(self) -> None:
-        self._to_a_machine(self.cloud.preempt)
-
-    def stopped(self) -> None:
-        self._to_a_machine(self.cloud.stop)
-
-    def labels_lost(self) -> None:
-        self._to_a_machine(lambda name: self.cloud.relabel(name, {}))
-
-    def _to_a_machine(self, act: Callable[[str], object]) -> None:
-        if machines := self.cloud.list():
-            name = self.rng.choice(machines).name
-            self._touch("select id as run from orca.runs where worker = %(name)s", name=name)
-            act(name)
-
-    def connections_end(self) -> None:
-        """Every connection ends, that of the lead among them."""
-        self.execute(_TERMINATE)
-
-    def engine_killed(self) -> None:
-        """The engines' processes are killed a moment later, if there are any then."""
-        delay = self.rng.uniform(0.1, 1.5)
-
-        def kill() -> None:
-            time.sleep(delay)
-            with contextlib.suppress(OrcaError, ProcessLookupError):
-                for row in self.rows(_ENGINES, boot=boot_id()):
-                    os.killpg(row["pid"], signal.SIGKILL)
-
-        threading.Thread(target=kill, daemon=True).start()
-
-    def pool_paused(self) -> None:
-        self.execute("insert into orca.pool_pauses (pool) values ('east') on conflict do nothing")
-        self._begin_outage(lambda: self.execute("delete from orca.pool_pauses"))
-
-    def pod_deleted(self) -> None:
-        """A head, a worker, a driver's Pod or a runtime, by somebody's kubectl."""
-        self._delete_one(POD, self.rng.choice((self.runs_namespace, self.runtimes_namespace)))
-
-    def job_deleted(self) -> None:
-        self._delete_one(JOB, self.runs_namespace)
-
-    def _delete_one(self, kind: Kind, namespace: str) -> None:
-        if items := self.ours(kind, namespace):
-            metadata = self.rng.choice(items)["metadata"]
-            if run := metadata["labels"].get("orca.run"):
-                self.touched.add(int(run))
-            with contextlib.suppress(OrcaError):
-                self.kube.delete(Ref(kind=kind, namespace=namespace, name=metadata["name"]))
-
-    def driver_fails(self) -> None:
-        """A driver's Pod ends with code 1, and its run says nothing."""
-        drivers = [
-            pod
-            for pod in self.ours(POD, self.runs_namespace)
-            if pod["metadata"]["labels"].get("orca.role") == "driver" and "deletionTimestamp" not in pod["metadata"]
-        ]
-        if drivers:
-            metadata = self.rng.choice(drivers)["metadata"]
-            self.touched.add(int(metadata["labels"]["orca.run"]))
-            annotations = {"orca.testing/complete-after": "0", "orca.testing/exit-code": "1"}
-            ref = Ref(kind=POD, namespace=self.runs_namespace, name=metadata["name"])
-            self.kube.patch(ref, {"metadata": {"annotations": annotations}})
-
-    def database_hangs(self) -> None:
-        self._set(self.postgres, hangs=True)
-
-    def database_slow(self) -> None:
-        self._set(self.postgres, delay_seconds=0.02)
-
-    def server_away(self) -> None:
-        self._set(self.server, away=True)
-        self.server.hang_up()
-
-    def server_throttles(self) -> None:
-        self._set(self.server, throttled=0.3)
-
-    def server_fails(self) -> None:
-        self._set(self.server, failing=0.3)
-
-    def answers_lost(self) -> None:
-        self._set(self.server, cut=0.3)
-
-    def server_refuses(self) -> None:
-        self._set(self.server, refuses=self.rng.choice((401, 403)))
-
-    def lists_cut(self) -> None:
-        self._set(self.server, halves=True)
-
-    def watches_silent(self) -> None:
-        self._set(self.server, silent=True)
-
-    def server_hangs_up(self) -> None:
-        self.server.hang_up()
-
-    def _set(self, proxy: object, **faults: Any) -> None:
-        for name, value in faults.items():
-            setattr(proxy, name, value)
-        self._begin_outage(lambda: [setattr(proxy, name, type(value)()) for name, value in faults.items()])
-
-    def _begin_outage(self, end: Callable[[], object]) -> None:
-        self._outage = end
-        self._outage_until = time.monotonic() + self.rng.uniform(*_FAULT_SECONDS)
-
-    def _end_outage(self) -> None:
-        if self._outage is not None:
-            self._outage()
-        self._outage = None
-
-    def _touch(self, query: Any, **parameters: object) -> None:
-        self.touched |= {row["run"] for row in self.rows(query, **parameters)}
-
     # Between the tides.
 
     def ebb(self) -> None:
         """No more faults and no more demand; called again and again until `unrest` is silent."""
-        self._end_outage()
-        self.postgres.heal()
-        self.server.heal()
-        (self.cloud.folder / "faults.json").unlink(missing_ok=True)
+        self.faults.heal()
         self.execute("update orca.runs set state = 'canceled' where state = 'queued'")
         self._end_some_runs(10**6)
         self._size(0)
@@ -473,7 +309,7 @@ class SoakWorld(StandingWorld):
         yield from (f"run {run} has {count} drivers" for run, count in drivers.items() if count > 1)
         for row in self.rows("select id, reason, state, start from orca.runs where reason is not null"):
             # A machine whose creation was not seen to end well is given up, even if its worker was quick.
-            if row["id"] not in self.touched and row["reason"] not in {"Interrupted", "Failed", "NoCapacity"}:
+            if row["id"] not in self.faults.touched and row["reason"] not in {"Interrupted", "Failed", "NoCapacity"}:
                 yield f"run {row['id']} was ended, and nothing was done to it: {row}"
         if self._foreign() != self.foreign:
             yield f"another stack's Pods were {self.foreign}, and are {self._foreign()}"
