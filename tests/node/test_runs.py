@@ -424,31 +424,6 @@ def test_a_driver_that_outlives_its_deleted_pod_is_alone_and_its_successor_is_he
         ]
 
 
-def test_a_driver_that_outlives_its_deleted_pod_is_alone_and_its_successor_is_heard_apart(ends: Ends) -> None:
-    """Its Pod got SIGTERM and ignores it: the next start is made once it was killed, 30 s later, and not beside it."""
-    room, run = ends.room, ends.runs["ignores-term.deleted"]
-
-    def next_one_runs() -> bool:
-        pods = room.kube.list(POD, namespace=room.namespace, labels={RUN_LABEL: str(run), ROLE_LABEL: "driver"}).items
-        assert sum(pod["status"].get("phase") == "Running" for pod in pods) <= 1, "two drivers"
-        return room.run_of(run)["start"] == 2 and room.misbehaves(run)
-
-    room.until(next_one_runs, 90)
-    [first] = room.rows("select reason from orca.run_clusters where run = %(r)s and start = 1", r=run)
-    assert first == {"reason": "DriverFailed"}
-    room.delete_driver(run, grace_seconds=1)
-    room.until(lambda: room.run_of(run)["state"] == "failed")
-    sections = room.log_of(run).split(f"--- run {run} start ")
-    assert len(sections) == 3
-    for start, section in ((1, sections[1]), (2, sections[2])):
-        header, *lines = section.splitlines()
-        assert header.startswith(f"{start}, Pod orca-{run}-{start}-")
-        assert [line for line in lines if not line.startswith("--- ")] == [
-            f"driver: run {run}, start {start}, pipeline ignores-term.deleted; Postgres 18",
-            "driver: it is to misbehave (ignores-term.deleted)",
-        ]
-
-
 def record(name: str, objects: Sequence[dict[str, Any]]) -> None:
     """Keep what the API server showed when a start was found to end, less what says nothing about it."""
     assert objects
