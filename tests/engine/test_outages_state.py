@@ -105,9 +105,10 @@ def test_a_state_that_goes_in_mid_up_leaves_one_machine_that_is_owned(
     w = passes()
     claim(w)
     w.queue()
-    background, _ = w.run_pass_until_slow(seconds=4)
+    background, _ = w.run_pass_until_slow()
     unmount()
-    background.join(60)
+    w.cloud.hurry()
+    background.join()
     assert background.error is None
     assert w.operations()[-1]["outcome"] == "OutcomeUnknown"
     assert len(w.listed()) == 1
@@ -122,12 +123,13 @@ def test_a_database_of_the_state_that_goes_in_mid_up_leaves_one_machine_that_is_
     passes: Passes, database_url: str
 ) -> None:
     with PostgresProxy(database_url) as proxy:
-        w = passes("elsewhere", PULUMI_BACKEND_URL=backend_url(proxy.url))
+        w = passes("elsewhere", PULUMI_BACKEND_URL=backend_url(proxy.url), ORCA_ENGINE_SECONDS="60")
         claim(w)
         w.queue()
-        background, _ = w.run_pass_until_slow(seconds=4)
+        background, _ = w.run_pass_until_slow()
         proxy.away = True
-        background.join(90)
+        w.cloud.hurry()
+        background.join()
         assert w.operations()[-1]["outcome"] == "OutcomeUnknown"
         with_state_away = len(w.listed())
         assert with_state_away <= 1
