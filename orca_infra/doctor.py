@@ -14,6 +14,7 @@ from orca_infra.settings import Settings, read_settings
 from orca_infra.stack.tools import find_tool, remedy
 
 _VERSION_SECONDS = 20
+_STATE = "mount it, or set PULUMI_BACKEND_URL back: docs/howto/recover.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ def examine(environ: Mapping[str, str]) -> list[Finding]:
         settings = read_settings(environ)
     except UserError as error:
         return [*findings, Finding(what="settings", found=str(error), remedy="mend the environment variable")]
-    return [*findings, _config(settings), _database(settings), *_secrets(settings)]
+    return [*findings, _config(settings), _database(settings), *_state(settings), *_secrets(settings)]
 
 
 def all_is_there(findings: list[Finding]) -> bool:
@@ -115,6 +116,29 @@ def _database(settings: Settings) -> Finding:
     except OrcaError as error:
         return Finding(what="database", found=str(error), remedy="`orca-infra db migrate`, once ORCA_DB is right")
     return Finding(what="database", found=describe(settings.db))
+
+
+def _state(settings: Settings) -> list[Finding]:
+    """Whether the engine's state is where it was; nothing while the database cannot say that, which is a finding itself."""
+    from orca_infra.db.connection import Database, backend_url, check_reachable
+    from orca_infra.db.migrate import check_schema
+    from orca_infra.stack.presence import missing_state, place_of
+
+    if settings.db is None:
+        return []
+    try:
+        check_reachable(settings.db)
+        url = settings.backend_url or backend_url(settings.db)
+        database = Database(settings.db)
+        try:
+            check_schema(database)
+            said = missing_state(database, url)
+        finally:
+            database.close()
+    except OrcaError:
+        return []
+    what = "engine's state"
+    return [Finding(what=what, found=said, remedy=_STATE) if said else Finding(what=what, found=place_of(url))]
 
 
 def _secrets(settings: Settings) -> list[Finding]:

@@ -160,6 +160,7 @@ def test_another_database_is_taken_for_no_empty_state(
         (["env"], 2),
         (["drain", "--all", "--yes"], 2),
         (["preview", "--project", str(ROOT)], 1),  # 2 says that there are changes
+        (["doctor"], 1),
     ],
 )
 def test_commands_refuse_a_state_that_is_not_there(
@@ -171,7 +172,7 @@ def test_commands_refuse_a_state_that_is_not_there(
     unmount()
     ended = product(*command)
     assert ended.returncode == code, ended.stderr
-    assert "does not hold stack 'test'" in ended.stderr
+    assert "does not hold stack 'test'" in ended.stderr + ended.stdout
     assert "Traceback" not in ended.stderr
     assert stacks_in(home / "state") == []
 
