@@ -16,7 +16,7 @@ from orca_infra.runs.observe import SQL as RUNS
 from orca_infra.runs.render import render
 from orca_infra.runtimes.model import Environment, Pool
 from orca_infra.runtimes.render import render_warm
-from orca_infra.runtimes.rows import record_pod
+from orca_infra.runtimes.rows import record_pods
 from orca_infra.stack.engine import Engine
 from orca_infra.stack.operations import RecordedEngine
 from orca_infra.stack.outcome import ResourceChange
@@ -130,7 +130,7 @@ def add_warm(here: Surroundings, memory: KubeMemory, pool: Pool, environment: En
             pod = render_warm(
                 pool, environment, int(transaction.value("select nextval('orca.runtime_numbers')")), here.stack_id
             )
-            record_pod(transaction, pod, taken=False)
+            record_pods(transaction, [pod], taken=False)
             uid = f"warm-{pod.name}"
             values = {"name": pod.name, "uid": uid}
             transaction.run(

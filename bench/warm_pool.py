@@ -35,7 +35,7 @@ from orca_infra.runtimes.crds import runtime_environment_crd, runtime_pool_crd
 from orca_infra.runtimes.launch import Launch, LaunchHands, LaunchRequest, launch
 from orca_infra.runtimes.model import Environment, Pool
 from orca_infra.runtimes.render import render_warm
-from orca_infra.runtimes.rows import record_pod
+from orca_infra.runtimes.rows import record_pods
 from orca_infra.stack.engine import Engine
 from orca_infra.stack.operations import RecordedEngine
 from orca_infra.surroundings import Surroundings
@@ -131,7 +131,7 @@ class Bench:
             for _ in range(missing):
                 number = int(transaction.value("select nextval('orca.runtime_numbers')"))
                 pod = render_warm(pool, environment, number, self.here.stack_id)
-                record_pod(transaction, pod, taken=False)
+                record_pods(transaction, [pod], taken=False)
                 manifests.append(dict(pod.manifest))
         make_all(self.kube, manifests, field_manager(self.here.stack_id))
         until(lambda: ready(self.kube, NAMESPACE, self.here.stack_id) >= size)

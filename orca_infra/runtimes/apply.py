@@ -27,7 +27,7 @@ from orca_infra.runtimes.model import (
 )
 from orca_infra.runtimes.observe import SQL
 from orca_infra.runtimes.render import ROLE, render_warm
-from orca_infra.runtimes.rows import record_pod
+from orca_infra.runtimes.rows import mark_pods, next_numbers, record_pods
 from orca_infra.stack.cohorts import Cohorts
 
 _KINDS = {kind.kind: kind for kind in (POD, SECRET)}
@@ -99,28 +99,28 @@ def _write_rows(plan: RuntimePlan, hands: RuntimeHands) -> None:
             parameters = {**asdict(ending), "detail": ending.detail[:_DETAIL_LIMIT]}
             if transaction.run(SQL["begin_ending"], parameters):
                 begun.append(ending)
-        for mark in plan.marks:
-            transaction.run(SQL["mark_pod"], asdict(mark))
+        mark_pods(transaction, plan.marks)
     for ending in begun:
         METRICS.runtime_pod_ends(ending.reason)
         hands.log.info("runtime Pod ends", pod=ending.name, reason=ending.reason, why=ending.detail)
 
 
 def _bear(births: tuple[Birth, ...], hands: RuntimeHands, highest_number: int) -> int:
-    born = 0
-    if births:
-        with hands.database.transaction() as transaction:
-            transaction.run(SQL["skip_numbers"], {"seen": highest_number})
-            for birth in births:
-                for _ in range(birth.count):
-                    number = int(transaction.value(SQL["next_number"]))
-                    pod = render_warm(birth.pool, birth.environment, number, hands.stack_id)
-                    record_pod(transaction, pod, taken=False)
-                    born += 1
-        for birth in births:
-            why = f"the pool keeps {birth.pool.size}"
-            hands.log.info("runtime Pods wanted", pool=birth.pool.name, pods=birth.count, why=why)
-    return born
+    if not births:
+        return 0
+    wanted = [birth for birth in births for _ in range(birth.count)]
+    with hands.database.transaction() as transaction:
+        transaction.run(SQL["skip_numbers"], {"seen": highest_number})
+        numbers = next_numbers(transaction, len(wanted))
+        pods = [
+            render_warm(birth.pool, birth.environment, number, hands.stack_id)
+            for birth, number in zip(wanted, numbers, strict=True)
+        ]
+        record_pods(transaction, pods, taken=False)
+    for birth in births:
+        why = f"the pool keeps {birth.pool.size}"
+        hands.log.info("runtime Pods wanted", pool=birth.pool.name, pods=birth.count, why=why)
+    return len(pods)
 
 
 def _sweep(sweep: Sweep, hands: RuntimeHands) -> int:

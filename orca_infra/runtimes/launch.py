@@ -26,7 +26,7 @@ from orca_infra.runtimes.model import EndReason, Environment, Pool
 from orca_infra.runtimes.observe import SQL, read_environment, read_pool
 from orca_infra.runtimes.render import render_cold, render_secret
 from orca_infra.runtimes.resources import amounts_of, placement_of
-from orca_infra.runtimes.rows import record_pod
+from orca_infra.runtimes.rows import next_numbers, record_pods
 from orca_infra.runtimes.secrets import gather_secrets
 from orca_infra.runtimes.touch import TOUCHES, PodLost, Touch, touch
 
@@ -232,7 +232,7 @@ def _start_cold(hands: LaunchHands, request: LaunchRequest) -> _Claim:
             transaction.value(SQL["lock_key"], parameters)
             if known := transaction.rows(_Claim, SQL["by_key"], parameters):
                 return _usable(known[0], request)
-        number = int(transaction.value(SQL["next_number"]))
+        [number] = next_numbers(transaction, 1)
         try:
             pod = render_cold(
                 pool,
@@ -246,7 +246,7 @@ def _start_cold(hands: LaunchHands, request: LaunchRequest) -> _Claim:
             raise Refused(f"pool {pool.name} cannot be used: in its resources, {error}") from None
         if transaction.value(SQL["is_family_paused"]):
             raise Refused("this stack is paused, and makes no runtime, until `orca-infra resume`")
-        record_pod(transaction, pod, taken=True)
+        record_pods(transaction, [pod], taken=True)
         transaction.value(SQL["wake_loop"])
         return transaction.rows(_Claim, SQL["record_runtime"], {**parameters, "name": pod.name})[0]
 

@@ -119,7 +119,7 @@ class RuntimeLimits:
     backoff_seconds: float = 10.0
     backoff_most_seconds: float = 300.0
     abandoned_seconds: float = 300.0
-    births_max: int = 250
+    births_max: int = 500
     allowed: Allowed = field(default_factory=Allowed)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, fields
 
 from orca_infra.db.connection import Database, Transaction
 from orca_infra.kube.kinds import Object
@@ -53,29 +54,24 @@ def _mark_of(item: Object) -> Mark:
 
 def _note(database: Database, mark: Mark) -> bool:
     with database.statement() as statement:
-        return statement.run(SQL["mark_pod"], asdict(mark)) > 0
+        return mark_pods(statement, [mark]) > 0
 
 
-def record_pod(transaction: Transaction, pod: RenderedPod, *, taken: bool) -> None:
-    """Write a Pod's row and its object: from here on a cohort makes it."""
-    transaction.run(
-        SQL["record_pod"],
-        {
-            "name": pod.name,
-            "namespace": pod.namespace,
-            "pool": pod.pool,
-            "environment": pod.environment,
-            "requests": json.dumps(pod.requests),
-            "size": list(size_of(pod.requests)),
-            "placement": json.dumps(pod.placement),
-            "burning_rate": pod.burning_rate,
-            "cull_seconds": pod.cull_seconds,
-            "taken": taken,
-        },
-    )
-    transaction.run(
-        SQL["record_object"], {"namespace": pod.namespace, "name": pod.name, "rendered": json.dumps(pod.manifest)}
-    )
+def mark_pods(transaction: Transaction, marks: Sequence[Mark]) -> int:
+    """Write down what is new of Pods; gives of how many something was."""
+    return transaction.run(SQL["mark_pods"], {"marks": json.dumps([asdict(mark) for mark in marks])})
+
+
+def next_numbers(transaction: Transaction, count: int) -> list[int]:
+    """Numbers for so many Pods, which no other Pod ever has."""
+    return [row["number"] for row in transaction.dicts(SQL["next_numbers"], {"count": count})]
+
+
+def record_pods(transaction: Transaction, pods: Iterable[RenderedPod], *, taken: bool) -> None:
+    """Write the rows of Pods with their objects: from here on a cohort makes them."""
+    names = [field.name for field in fields(RenderedPod)]
+    rows = [{**{name: getattr(pod, name) for name in names}, "size": size_of(pod.requests)} for pod in pods]
+    transaction.run(SQL["record_pods"], {"pods": json.dumps(rows), "taken": taken})
 
 
 def prune(database: Database, kept_seconds: float) -> None:

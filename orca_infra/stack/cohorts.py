@@ -147,18 +147,19 @@ class Cohorts:
         uids = {
             change.name: str(change.outputs.get("metadata", {}).get("uid") or "") for change in changes if change.id
         }
-        made = 0
+        confirmed = [item for item in objects if uids.get(item.resource)]
+        failed = [item for item in objects if not uids.get(item.resource) and item.resource in failures]
         refused: dict[Key, str] = {}
         with self._database.transaction() as transaction:
-            for item in objects:
+            made = transaction.run(
+                SQL["confirm_objects"], {**_columns(confirmed), "uids": [uids[item.resource] for item in confirmed]}
+            )
+            for item in failed:
                 key = {"namespace": item.namespace, "kind": item.kind, "name": item.name}
-                if uids.get(item.resource):
-                    made += transaction.run(SQL["confirm_object"], {**key, "uid": uids[item.resource]})
-                elif item.resource in failures:
-                    message = failures[item.resource][:_MESSAGE_LIMIT]
-                    absent = refusal_of(message) is not Refusal.UNKNOWN
-                    transaction.run(SQL["refuse_object"], {**key, "message": message, "absent": absent})
-                    refused[item.namespace, item.kind, item.name] = message
+                message = failures[item.resource][:_MESSAGE_LIMIT]
+                absent = refusal_of(message) is not Refusal.UNKNOWN
+                transaction.run(SQL["refuse_object"], {**key, "message": message, "absent": absent})
+                refused[item.namespace, item.kind, item.name] = message
             transaction.run(SQL["end_cohort"], {"stack": stack, "outcome": "Done"})
         for (namespace, kind, name), message in refused.items():
             self._log.warning("object refused", kind=kind, object=f"{namespace}/{name}", said=message)

@@ -11,7 +11,7 @@ from orca_infra.db.connection import Database
 from orca_infra.runtimes.model import Environment, Pool
 from orca_infra.runtimes.observe import SQL
 from orca_infra.runtimes.render import render_warm
-from orca_infra.runtimes.rows import PodNotes, record_pod
+from orca_infra.runtimes.rows import PodNotes, next_numbers, record_pods
 
 STACK_ID = "astackoftests234"
 CLAIM = {
@@ -38,7 +38,7 @@ def wait_in_pool(database: Database, number: int, **pool: Any) -> str:
     environment = Environment(namespace="n", name="e", image="i")
     pod = render_warm(Pool(**{**given, **pool}), environment, number, STACK_ID)
     with database.transaction() as transaction:
-        record_pod(transaction, pod, taken=False)
+        record_pods(transaction, [pod], taken=False)
         transaction.run(
             "update orca.runtime_pods set ready_at = now(), uid = %(n)s where name = %(n)s", {"n": pod.name}
         )
@@ -118,7 +118,7 @@ def test_numbers_go_on_above_what_the_cluster_shows(database: Database) -> None:
     def next_number(seen: int) -> int:
         with database.transaction() as transaction:
             transaction.run(SQL["skip_numbers"], {"seen": seen})
-            return int(transaction.value(SQL["next_number"]))
+            return next_numbers(transaction, 1)[0]
 
     assert [next_number(seen) for seen in (1, 0, 3, 4, 9, 2)] == [2, 3, 4, 5, 10, 11]
 

@@ -202,6 +202,17 @@ def test_a_state_that_could_not_be_written_after_a_step_leaves_the_outcome_unkno
         raise_for(Completed(code=1, stdout="", stderr=""), events, "up test.machines.p")
 
 
+@pytest.mark.parametrize("word", ["debug", "error", "resOutputsEvent", "ephemeral"])
+def test_a_resource_is_reported_whatever_words_are_among_its_values(word: str) -> None:
+    outputs = {"spec": {"env": [{"name": "LOG_LEVEL", "value": word}]}, word: {word: word}}
+    new = {"id": "m-1", "outputs": outputs}
+    step = {"op": "create", "urn": MACHINE + "m-1", "type": "orca:index:Machine", "new": new}
+    lines = [json.dumps({what: {"metadata": step}}) for what in ("resourcePreEvent", "resOutputsEvent")]
+    events = read_events(lines)
+    assert [(change.id, change.outputs) for change in events.changes] == [("m-1", outputs)]
+    assert (events.failures, events.errors) == ((), ())
+
+
 def test_a_cut_off_event_log_is_read_as_far_as_it_goes() -> None:
     lines = json.loads((SAMPLES / "up-made.json").read_text(encoding="utf-8"))["events"]
     whole = read_events(lines)

@@ -35,9 +35,10 @@ insert into orca.cohorts (stack, number, scope) select %(prefix)s || number, num
 update orca.kube_objects set cohort = %(stack)s, declared_at = coalesce(declared_at, now())
 where (namespace, kind, name) in (select * from unnest(%(namespaces)s::text[], %(kinds)s::text[], %(names)s::text[]))
 
--- name: confirm_object
-update orca.kube_objects set uid = %(uid)s, confirmed_at = now(), refused = ''
-where namespace = %(namespace)s and kind = %(kind)s and name = %(name)s and uid is null
+-- name: confirm_objects
+update orca.kube_objects o set uid = m.uid, confirmed_at = now(), refused = ''
+from unnest(%(namespaces)s::text[], %(kinds)s::text[], %(names)s::text[], %(uids)s::text[]) as m (namespace, kind, name, uid)
+where o.namespace = m.namespace and o.kind = m.kind and o.name = m.name and o.uid is null
 
 -- name: refuse_object
 -- Tried again after 5 s, doubling to 60.

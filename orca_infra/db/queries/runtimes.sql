@@ -26,29 +26,36 @@ group by pool
 select setval('orca.runtime_numbers', %(seen)s) from orca.runtime_numbers n
 where %(seen)s::bigint > n.last_value or (%(seen)s::bigint = n.last_value and not n.is_called)
 
--- name: next_number
-select nextval('orca.runtime_numbers')
+-- name: next_numbers
+select nextval('orca.runtime_numbers')::bigint as number from generate_series(1, %(count)s)
 
--- name: record_pod
-insert into orca.runtime_pods
-    (name, namespace, pool, environment, requests, size, placement, burning_rate, cull_seconds, taken_at)
-values (%(name)s, %(namespace)s, %(pool)s, %(environment)s, %(requests)s, %(size)s, %(placement)s, %(burning_rate)s,
-    %(cull_seconds)s, case when %(taken)s then now() end)
-
--- name: record_object
+-- name: record_pods
+-- Pods that are to be made, each with the object that a cohort declares.
+with pods as (
+    select * from jsonb_to_recordset(%(pods)s) as p (
+        name text, namespace text, pool text, environment text, requests jsonb, size double precision[], placement jsonb,
+        burning_rate double precision, cull_seconds double precision, manifest jsonb)
+), recorded as (
+    insert into orca.runtime_pods
+        (name, namespace, pool, environment, requests, size, placement, burning_rate, cull_seconds, taken_at)
+    select name, namespace, pool, environment, requests, size, placement, burning_rate, cull_seconds,
+        case when %(taken)s then now() end
+    from pods
+)
 insert into orca.kube_objects (scope, namespace, kind, name, pod, rendered)
-values ('runtimes', %(namespace)s, 'Pod', %(name)s, %(name)s, %(rendered)s)
+select 'runtimes', namespace, 'Pod', name, name, manifest from pods
 
--- name: mark_pod
--- What the cluster shows of a Pod. Once it is taken it stays noted as Ready; another uid is another Pod.
-update orca.runtime_pods set
-    uid = coalesce(uid, %(uid)s), address = coalesce(%(address)s, address), problem = %(problem)s,
-    unready_at = case when not %(ready)s and ready_at is not null and taken_at is null then now() else unready_at end,
-    ready_at = case when %(ready)s then coalesce(ready_at, now()) when taken_at is null then null else ready_at end
-where namespace = %(namespace)s and name = %(name)s and ended_at is null and ending_reason is null
-  and (uid is null or %(uid)s::text is null or uid = %(uid)s)
-  and (problem <> %(problem)s or (ready_at is not null) <> %(ready)s or (uid is null and %(uid)s::text is not null)
-    or address is distinct from coalesce(%(address)s, address))
+-- name: mark_pods
+-- What the cluster shows of Pods. One that is taken stays noted as Ready; another uid is another Pod.
+update orca.runtime_pods p set
+    uid = coalesce(p.uid, m.uid), address = coalesce(m.address, p.address), problem = m.problem,
+    unready_at = case when not m.ready and p.ready_at is not null and p.taken_at is null then now() else p.unready_at end,
+    ready_at = case when m.ready then coalesce(p.ready_at, now()) when p.taken_at is null then null else p.ready_at end
+from jsonb_to_recordset(%(marks)s) as m (namespace text, name text, uid text, ready boolean, address text, problem text)
+where p.namespace = m.namespace and p.name = m.name and p.ended_at is null and p.ending_reason is null
+  and (p.uid is null or m.uid is null or p.uid = m.uid)
+  and (p.problem <> m.problem or (p.ready_at is not null) <> m.ready or (p.uid is null and m.uid is not null)
+    or p.address is distinct from coalesce(m.address, p.address))
 
 -- name: begin_ending
 -- A Pod that is to end because it waits is left alone when a launch has just taken it: claims write `taken_at` too.

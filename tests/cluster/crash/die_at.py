@@ -142,7 +142,7 @@ def arm(scope: str, step: str, settings: Settings) -> None:
         ("runs", "before the run's end is written"): lambda: before(runs, "_finish"),
         ("runs", "after a cohort's drop"): lambda: after(RecordedEngine, "drop"),
         ("runs", "in a stray's delete"): lambda: after(runs, "_delete"),
-        ("runtimes", "before the row"): lambda: before(runtimes, "record_pod"),
+        ("runtimes", "before the row"): lambda: before(runtimes, "record_pods"),
         ("runtimes", "after the row"): lambda: before(Cohorts, "up", "runtimes"),
         ("runtimes", "in the up"): lambda: within(RecordedEngine, "up_new", is_there),
         ("runtimes", "before it is written down which process the engine is"): unnoted,
