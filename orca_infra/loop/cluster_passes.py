@@ -290,6 +290,7 @@ def runtime_limits(settings: Settings) -> RuntimeLimits:
         backoff_seconds=settings.runtimes_backoff_seconds,
         backoff_most_seconds=settings.runtimes_backoff_most_seconds,
         abandoned_seconds=settings.runtimes_abandoned_seconds,
+        node_lost_seconds=settings.runtimes_node_lost_seconds,
         births_max=settings.runtimes_births_max,
         allowed=settings.allowed,
     )

@@ -61,6 +61,10 @@ def apply(plan: RuntimePlan, hands: RuntimeHands, *, highest_number: int = 0) ->
     hands.verify()
     _write_rows(plan, hands)
     done = _bear(plan.births, hands, highest_number)
+    # Before the `up`, which takes its time: whoever edited a pool looks whether it was seen.
+    done += sum(_write_status(change, hands) for change in plan.statuses)
+    for event in plan.events:
+        _say(event, hands)
     failure: OrcaError | None = None
     try:
         cohort = hands.cohorts.up()
@@ -81,10 +85,6 @@ def apply(plan: RuntimePlan, hands: RuntimeHands, *, highest_number: int = 0) ->
         deleted = _delete(stray, hands, "stray deleted", "it carries this stack's identity and nobody owns it")
         METRICS.stray_deleted("runtimes", deleted)
         done += deleted
-    for change in plan.statuses:
-        done += _write_status(change, hands)
-    for event in plan.events:
-        _say(event, hands)
     if failure is not None:
         raise failure
     return done + hands.cohorts.drop_empty()
@@ -129,14 +129,14 @@ def _sweep(sweep: Sweep, hands: RuntimeHands) -> int:
     with hands.database.snapshot() as transaction:
         if not transaction.value(SQL["is_ending"], {"name": sweep.name}):
             return 0
-    left = [item for item in sweep.objects if not item.deleting]
+    left = [item for item in sweep.objects if sweep.is_left(item)]
     why = f"{sweep.name} ends"
-    return sum(_delete(item, hands, "object deleted", why, at_once=sweep.waiting) for item in left)
+    return sum(_delete(item, hands, "object deleted", why, grace_seconds=sweep.grace_seconds) for item in left)
 
 
-def _delete(item: SeenObject, hands: RuntimeHands, event: str, why: str, *, at_once: bool = False) -> int:
+def _delete(item: SeenObject, hands: RuntimeHands, event: str, why: str, *, grace_seconds: int | None = None) -> int:
     ref = Ref(kind=_KINDS[item.kind], namespace=item.namespace, name=item.name)
-    grace_seconds = 1 if at_once and item.kind == "Pod" else None
+    grace_seconds = grace_seconds if item.kind == "Pod" else None
     try:
         deleted = hands.kube.delete(ref, uid=item.uid, grace_seconds=grace_seconds)
     except OrcaError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from orca_infra.runtimes.model import (
     FAILURES,
@@ -14,6 +14,7 @@ from orca_infra.runtimes.model import (
     EndReason,
     Environment,
     Failures,
+    LostNode,
     Mark,
     PodRow,
     Pool,
@@ -38,16 +39,22 @@ _MESSAGE_LIMIT = 500
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """A row with the Pod that it stands for. `gone`: the server, asked by name, has it no more."""
+    """A row with the Pod that it stands for. `gone`: the server, asked by name, has it no more; `node`: its own, if lost."""
 
     row: PodRow
     pod: SeenObject | None
     objects: tuple[SeenObject, ...]
     gone: bool
+    node: LostNode | None = None
 
     @property
     def warm(self) -> bool:
-        return self.pod is not None and self.pod.can_serve
+        return self.pod is not None and self.pod.can_serve and not (self.node and self.node.is_gone)
+
+    @property
+    def could_serve(self) -> bool:
+        """Whether it was Ready once."""
+        return self.row.ready_at is not None or self.row.unready_at is not None
 
     @property
     def is_stuck(self) -> bool:
@@ -58,7 +65,9 @@ class _Case:
 
     @property
     def problem(self) -> str:
-        """Why it is not Ready, as its Pod or the API server's refusal says."""
+        """Why it is not Ready, as its Pod, its node's end or the API server's refusal says."""
+        if self.node is not None and not self.warm:
+            return self.node.problem
         if self.pod is not None:
             return self.pod.problem
         return f"refused: {self.row.refused}"[:_MESSAGE_LIMIT] if self.row.refused else ""
@@ -72,6 +81,7 @@ def decide(snapshot: RuntimeSnapshot, limits: RuntimeLimits) -> RuntimePlan:
     wanted: list[Birth] = []
     statuses: list[StatusChange] = []
     due: list[datetime] = [c.row.expires_at for c in cases if c.row.expires_at and c.row.name not in ending_names]
+    due += [at for case in cases if case.node and (at := _lost_at(case.node, limits)) > snapshot.now]
     for pool in snapshot.pools:
         place = (pool.namespace, pool.name)
         all_mine = [case for case in cases if (case.row.namespace, case.row.pool) == place]
@@ -102,9 +112,10 @@ def decide(snapshot: RuntimeSnapshot, limits: RuntimeLimits) -> RuntimePlan:
         endings=tuple(endings),
         marks=tuple(mark for case in cases if case.row.name not in ending_names and (mark := _mark(case))),
         sweeps=tuple(
-            Sweep(name=case.row.name, objects=case.objects, waiting=case.row.waiting)
+            sweep
             for case in cases
-            if case.row.name in ending_names and any(not item.deleting for item in case.objects)
+            if case.row.name in ending_names
+            and any(map((sweep := _sweep(case, snapshot.now, limits)).is_left, case.objects))
         ),
         adoptions=tuple(
             adoption for case in cases if case.row.name not in ending_names and (adoption := _adoption(case))
@@ -143,12 +154,33 @@ def _cases(snapshot: RuntimeSnapshot) -> list[_Case]:
     objects: dict[tuple[str, str], list[SeenObject]] = {}
     for item in snapshot.objects:
         objects.setdefault((item.namespace, item.name), []).append(item)
+    lost = {node.name: node for node in snapshot.lost_nodes}
     cases = []
     for row in snapshot.rows:
         mine = tuple(objects.get((row.namespace, row.name), ()))
-        pods = (item for item in mine if item.kind == "Pod" and row.uid in {None, item.uid})
-        cases.append(_Case(row, next(pods, None), mine, row.uid is not None and row.uid in snapshot.gone))
+        pod = next((item for item in mine if item.kind == "Pod" and row.uid in {None, item.uid}), None)
+        gone = row.uid is not None and row.uid in snapshot.gone
+        cases.append(_Case(row, pod, mine, gone, lost.get(pod.node) if pod is not None else None))
     return cases
+
+
+def _lost_at(node: LostNode, limits: RuntimeLimits) -> datetime:
+    """From when on nothing is expected of a node any more."""
+    if node.unready_since is None:
+        return datetime.min.replace(tzinfo=UTC)
+    return node.unready_since + timedelta(seconds=limits.node_lost_seconds)
+
+
+def _lost(case: _Case, now: datetime, limits: RuntimeLimits) -> LostNode | None:
+    """Its Pod's node, when nothing is expected of that any more."""
+    return case.node if case.node is not None and _lost_at(case.node, limits) <= now else None
+
+
+def _sweep(case: _Case, now: datetime, limits: RuntimeLimits) -> Sweep:
+    """Nobody is in a Pod that waited: it gets no time to end; nobody is there to end one whose node is lost."""
+    unlost = 1 if case.row.waiting else None
+    grace_seconds = unlost if _lost(case, now, limits) is None else 0
+    return Sweep(name=case.row.name, objects=case.objects, grace_seconds=grace_seconds)
 
 
 def _ending(case: _Case, snapshot: RuntimeSnapshot, limits: RuntimeLimits) -> Ending | None:
@@ -162,19 +194,27 @@ def _ending(case: _Case, snapshot: RuntimeSnapshot, limits: RuntimeLimits) -> En
 
     if case.gone:
         return end(EndReason.VANISHED, "its Pod is gone and was not deleted by this program")
+    lost = _lost(case, snapshot.now, limits)
+    lost_for_good = lost is not None and (lost.is_gone or (pod is not None and pod.deleting))
     if row.waiting:
         pool = next((p for p in snapshot.pools if (p.namespace, p.name) == (row.namespace, row.pool)), None)
         if pool is None or pool.deleting:
             return end(EndReason.POOL_DELETED, f"pool {row.pool} is deleted")
-        if pod is not None and pod.is_evicted and (row.ready_at is not None or row.unready_at is not None):
-            return end(EndReason.EVICTED, case.problem)  # it could serve: all of a node's are replaced at once
+        # Those that could serve failed through no fault of their own: all of a node's are replaced at once.
+        if lost is not None and (lost_for_good or case.could_serve):
+            return end(EndReason.NODE_LOST, lost.problem)
+        if pod is not None and pod.is_evicted and case.could_serve:
+            return end(EndReason.EVICTED, pod.problem)
         return None
     if row.runtime is None:
         return end(EndReason.DISCARDED, "its launch was given up")
     if row.expires_at is not None and row.expires_at <= snapshot.now:
         return end(EndReason.CULLED, "its time is over")
     if pod is not None and pod.is_over:
-        return end(EndReason.EVICTED if pod.is_evicted else EndReason.FAILED, case.problem)
+        return end(EndReason.EVICTED if pod.is_evicted else EndReason.FAILED, pod.problem)
+    # Somebody is in there, and a node that is only silent may be back: that its Pods are lost is for Kubernetes to say.
+    if lost is not None and lost_for_good:
+        return end(EndReason.NODE_LOST, lost.problem)
     taken_seconds = _seconds_since(row.taken_at, snapshot.now)
     if not row.secret_made and taken_seconds >= limits.abandoned_seconds:
         return end(EndReason.ABANDONED, "its launch never came to its end")

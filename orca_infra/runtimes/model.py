@@ -16,6 +16,8 @@ Manifest = Mapping[str, Any]
 #: Problems that pass by themselves.
 STARTING = "starting"
 GOING_AWAY = "going away"
+#: What a problem of a Pod's node begins with.
+NODE_TROUBLE = "its node"
 _PROBLEM_LIMIT = 500
 #: What a pool can say at the most, whoever installed its definition.
 POOL_SIZE_MAX = 10_000
@@ -89,6 +91,22 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LostNode:
+    """A node that Pods were bound to. `unready_since`: when its kubelet was last heard of; None: there is no such node."""
+
+    name: str
+    unready_since: datetime | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        return self.unready_since is None
+
+    @property
+    def problem(self) -> str:
+        return f"{NODE_TROUBLE} {self.name} is {'gone' if self.is_gone else 'not Ready'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
     """A RuntimeEnvironment: what runs in a Pod. `resources` is its resourcesRanges.default."""
 
@@ -108,6 +126,7 @@ class RuntimeLimits:
         pull_seconds: how long a waiting Pod's image or configuration may be in trouble before it is replaced.
         backoff_seconds: between one replacement and the next of a pool, doubling up to `backoff_most_seconds`.
         abandoned_seconds: a launch that has not come to its end in this time never will.
+        node_lost_seconds: a waiting Pod whose node has not been Ready for so long is given up.
         births_max: Pods born in one pass at the most, and of one pool on their way to Ready.
 
     """
@@ -119,6 +138,7 @@ class RuntimeLimits:
     backoff_seconds: float = 10.0
     backoff_most_seconds: float = 300.0
     abandoned_seconds: float = 300.0
+    node_lost_seconds: float = 60.0
     births_max: int = 500
     allowed: Allowed = field(default_factory=Allowed)
 
@@ -179,6 +199,7 @@ class SeenObject:
         waiting: why it waits, in Kubernetes' words (ImagePullBackOff, Unschedulable), with `waiting_message`.
         failed: why it ended (OOMKilled, Evicted, Error, Completed).
         address: of the Pod.
+        node: that the Pod is bound to.
         labelled: whether it has the labels by which lists find it.
 
     """
@@ -197,6 +218,7 @@ class SeenObject:
     waiting_message: str = ""
     failed: str = ""
     address: str | None = None
+    node: str = ""
     labelled: bool = True
 
     @property
@@ -247,6 +269,7 @@ class RuntimeSnapshot:
         failures: by pool.
         highest_number: that a name in the cluster ends with.
         nodes: that take Pods; None: this program may not see them.
+        lost_nodes: that have Pods of these rows, and are not Ready or not there any more.
 
     """
 
@@ -259,6 +282,7 @@ class RuntimeSnapshot:
     failures: Mapping[str, Failures] = field(default_factory=dict)
     highest_number: int = 0
     nodes: tuple[Node, ...] | None = None
+    lost_nodes: tuple[LostNode, ...] = ()
 
 
 class EndReason(StrEnum):
@@ -269,6 +293,7 @@ class EndReason(StrEnum):
     VANISHED = "Vanished"
     FAILED = "Failed"
     EVICTED = "Evicted"
+    NODE_LOST = "NodeLost"
     IMAGE_PULL = "ImagePull"
     NEVER_READY = "NeverReady"
     REFUSED = "Refused"
@@ -315,11 +340,19 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """Objects of a Pod's row that ends, to be deleted by uid. Nobody is in a Pod that waited: it gets no time to end."""
+    """Objects of a Pod's row that ends, to be deleted by uid.
+
+    `grace_seconds`: that the Pod has to end; None: those that it asked for. With 0 it is deleted without its kubelet's word,
+    even if its deletion has begun.
+    """
 
     name: str
     objects: tuple[SeenObject, ...]
-    waiting: bool
+    grace_seconds: int | None = None
+
+    def is_left(self, item: SeenObject) -> bool:
+        """Whether it is still to be deleted."""
+        return not item.deleting or (item.kind == "Pod" and self.grace_seconds == 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

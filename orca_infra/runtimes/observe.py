@@ -18,6 +18,7 @@ from orca_infra.runtimes.model import (
     Condition,
     Environment,
     Failures,
+    LostNode,
     Node,
     PodRow,
     Pool,
@@ -57,6 +58,7 @@ def observe(database: Database, kube: Kube, *, stack_id: str, namespace: str) ->
             pools = [replace(pool, size=0) for pool in pools]
         failures = transaction.rows(Failures, SQL["recent_failures"], {"reasons": [str(one) for one in FAILURES]})
     gone, unlisted = _ask(kube, rows, {item.uid for item in objects}, labels)
+    nodes, lost_nodes = _nodes(kube, {item.node for item in (*objects, *unlisted) if item.node})
     return RuntimeSnapshot(
         now=now,
         pools=tuple(pools),
@@ -66,17 +68,37 @@ def observe(database: Database, kube: Kube, *, stack_id: str, namespace: str) ->
         gone=gone,
         failures={one.pool: one for one in failures},
         highest_number=max((pod_number(item.name) for item in objects), default=0),
-        nodes=_nodes(kube) if pools else (),
+        nodes=nodes,
+        lost_nodes=lost_nodes,
     )
 
 
-def _nodes(kube: Kube) -> tuple[Node, ...] | None:
-    """The nodes that take Pods; None when this program may not list them. How they were a moment ago is good enough."""
+def _nodes(kube: Kube, used: set[str]) -> tuple[tuple[Node, ...] | None, tuple[LostNode, ...]]:
+    """The nodes that take Pods, and those of the `used` that are lost. None, and none, when this program may not list them.
+
+    How they were a moment ago is good enough; but what no list of the present shows is gone.
+    """
     try:
-        listed = kube.list(NODE, from_cache=True).items
+        listed = {item["metadata"]["name"]: item for item in kube.list(NODE, from_cache=True).items}
+        if used - set(listed):
+            listed = {item["metadata"]["name"]: item for item in kube.list(NODE).items}
     except AuthFailed:
-        return None
-    return tuple(sorted((read_node(n) for n in listed if not n["spec"].get("unschedulable")), key=lambda n: n.name))
+        return None, ()
+    unready = {name: since for name, item in listed.items() if (since := _unready_since(item)) is not None}
+    taking = [n for name, n in listed.items() if name not in unready and not n["spec"].get("unschedulable")]
+    lost = [LostNode(name=name, unready_since=unready.get(name)) for name in used - (set(listed) - set(unready))]
+    return (
+        tuple(sorted((read_node(item) for item in taking), key=lambda node: node.name)),
+        tuple(sorted(lost, key=lambda node: node.name)),
+    )
+
+
+def _unready_since(node: Object) -> datetime | None:
+    """Since when it is not Ready; None: it is, or says nothing of it yet."""
+    for one in (node.get("status") or {}).get("conditions") or []:
+        if one.get("type") == "Ready" and one.get("status") != "True" and one.get("lastTransitionTime"):
+            return datetime.fromisoformat(one["lastTransitionTime"])
+    return None
 
 
 def _ask(
@@ -135,6 +157,7 @@ def read_object(item: Object) -> SeenObject:
         # The Pod's own reason (Evicted) says more than its container's end (Error).
         failed=(status.get("reason", "") if status.get("phase") == "Failed" else "") or failed,
         address=status.get("podIP") or None,
+        node=(item.get("spec") or {}).get("nodeName") or "",
     )
 
 

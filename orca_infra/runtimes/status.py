@@ -9,6 +9,7 @@ from datetime import datetime
 from orca_infra.runtimes.model import (
     FAILURES,
     GOING_AWAY,
+    NODE_TROUBLE,
     STARTING,
     Birth,
     Condition,
@@ -73,6 +74,8 @@ def _reason(problems: Iterable[str], missing: tuple[str, str] | None) -> str:
     for problem in problems:
         if QUOTA_FULL in problem:
             return "QuotaFull"
+        if problem.startswith(NODE_TROUBLE):
+            return EndReason.NODE_LOST
         reason = "Unschedulable" if problem.startswith(("Unschedulable", "Unscheduled")) else "PodsFail"
     return reason
 
@@ -105,7 +108,7 @@ def pool_events(
     for (_, reason), group in grouped.items():
         pool, first = group[0]
         more = f" and {len(group) - 1} more" if len(group) > 1 else ""
-        warning = first.reason in (*FAILURES, EndReason.VANISHED, EndReason.EVICTED)
+        warning = first.reason in (*FAILURES, EndReason.VANISHED, EndReason.EVICTED, EndReason.NODE_LOST)
         events.append(
             PoolEvent(pool=pool, reason=reason, message=f"{first.name}{more}: {first.detail}", warning=warning)
         )

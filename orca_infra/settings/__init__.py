@@ -65,6 +65,7 @@ class Settings:
     runtimes_backoff_seconds: float
     runtimes_backoff_most_seconds: float
     runtimes_abandoned_seconds: float
+    runtimes_node_lost_seconds: float
     runtimes_births_max: int
     runtimes_tokens: Path | None
     runtimes_audience: str | None

@@ -87,6 +87,13 @@ KUBERNETES: tuple[Setting, ...] = (
         meaning="A launch whose process died in the middle is ended after this, unless its key is used again before.",
         why="Longer than a client goes on trying.",
     ),
+    seconds(
+        "ORCA_RUNTIMES_NODE_LOST_SECONDS",
+        "runtimes_node_lost_seconds",
+        "60",
+        meaning="How long the node of a waiting Pod may be not Ready before the Pod is replaced.",
+        why="Kubernetes would leave it five minutes, in which launches find nothing; a restarted kubelet is back sooner.",
+    ),
     count(
         "ORCA_RUNTIMES_BIRTHS_MAX",
         "runtimes_births_max",

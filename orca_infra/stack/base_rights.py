@@ -133,7 +133,7 @@ RIGHTS = (
         account=LOOP,
         place=CLUSTER,
         resource="nodes",
-        verbs={"list": "a pool's status compares what it asks for with what the nodes can give"},
+        verbs={"list": "a pool's status says what the nodes lack; Pods of a node that is lost are replaced"},
     ),
     Right(
         account=API,

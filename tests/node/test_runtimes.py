@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orca_infra.kube.client import Kube
-from orca_infra.kube.kinds import NAMESPACE, POD, RUNTIME_POOL, Ref
+from orca_infra.kube.kinds import NAMESPACE, NODE, POD, RUNTIME_POOL, Ref
 from orca_infra.kube.labels import STACK_LABEL
 from orca_infra.log import make_log
 from orca_infra.loop.cluster_passes import RuntimePasses
@@ -25,8 +25,10 @@ from orca_infra.testing.node import IMAGE, RealNode
 from orca_infra.testing.node_secrets import percentile, wait_for_secrets
 
 LAUNCHES = 30
-#: The kubelet syncs within its period (a minute) whatever happens: what is read later than this was not hastened.
-READ_SECONDS = 30.0
+#: The kubelet syncs within its period (a minute, and up to half as much again) whatever happens: of so many launches one
+#: would be read later than this if none were hastened.
+READ_SECONDS = 40.0
+BACKOFF_SECONDS = 2
 
 
 @dataclass
@@ -39,14 +41,25 @@ class Room:
 
     def make_pool(self, name: str, **spec: Any) -> None:
         """An environment of that name, too, and its Pods are warm when this returns."""
+        self.apply_pool(name, **spec)
+        self.until(lambda: self.warm(name) == spec["size"], 90)
+
+    def apply_pool(self, name: str, image: str = IMAGE, **spec: Any) -> None:
         resources = {"default": {"requests": {"cpu": "1m", "memory": "1Mi"}}}
-        environment = {"dockerImage": IMAGE, "title": name, "resourcesRanges": resources}
+        environment = {"dockerImage": image, "title": name, "resourcesRanges": resources}
         pool = {"environment": name, "burningRate": 1.0, **spec}
         for kind, given in (("RuntimeEnvironment", environment), ("RuntimePool", pool)):
             metadata = {"name": name, "namespace": self.namespace}
             item = {"apiVersion": "datalayer.io/v1", "kind": kind, "metadata": metadata, "spec": given}
             self.kube.apply(item, manager="test")
-        self.until(lambda: self.warm(name) == spec["size"], 90)
+
+    def message(self, pool: str) -> str:
+        found = self.kube.get(Ref(kind=RUNTIME_POOL, namespace=self.namespace, name=pool))
+        return str(((found or {}).get("status") or {}).get("message", ""))
+
+    def uids(self) -> set[str]:
+        """Of the Pods that exist."""
+        return {item["metadata"]["uid"] for item in self.kube.list(POD, namespace=self.namespace).items}
 
     def warm(self, pool: str) -> int:
         query = (
@@ -90,6 +103,8 @@ def room(
         "PULUMI_BACKEND_URL": (tmp_path / "state").as_uri(),
         "PULUMI_CONFIG_PASSPHRASE_FILE": str(tmp_path / "passphrase"),
         "ORCA_RUNTIMES_NAMESPACE": namespace,
+        "ORCA_RUNTIMES_PULL_SECONDS": "1",
+        "ORCA_RUNTIMES_BACKOFF_SECONDS": str(BACKOFF_SECONDS),
         "KUBECONFIG": str(cluster.kubeconfig),
     }
     surroundings = open_surroundings(read_settings(environment), say=lambda _: None)
@@ -152,3 +167,37 @@ def test_a_culled_runtimes_container_is_gone(room: Room, node: RealNode) -> None
     assert container not in node.containers()
     assert room.kube.get(Ref(kind=POD, namespace=room.namespace, name=taken.pod)) is None
     room.kube.patch(Ref(kind=RUNTIME_POOL, namespace=room.namespace, name="brief"), {"spec": {"size": 0}})
+
+
+def test_an_image_that_never_pulls_is_replaced_one_at_a_time_and_what_finds_no_node_is_held(room: Room) -> None:
+    """Field case W2, with a kubelet that really cannot pull and a scheduler that really finds no node."""
+    room.apply_pool("w2", "registry.invalid/none:1", size=3)
+    failed = "select ending_at, ended_at from orca.runtime_pods where reason = 'ImagePull' order by ending_at"
+
+    def looks() -> bool:
+        assert len(room.uids()) <= 3
+        assert room.warm("w2") == 0
+        ending = "select from orca.runtime_pods where ending_reason is not null and ended_at is null"
+        assert len(room.rows(ending)) <= 1
+        return len(room.rows(failed)) == 2
+
+    room.until(looks, 180)
+    assert "of 3 cannot become Ready: ErrImagePull" in room.message("w2") or "ImagePullBackOff" in room.message("w2")
+    first, second = room.rows(failed)
+    assert (second["ending_at"] - first["ended_at"]).total_seconds() >= BACKOFF_SECONDS
+    # Now Pods that could run, if there were a node for them.
+    room.apply_pool("w2", size=0, nodeSelector={"of": room.namespace})
+    room.until(lambda: not room.uids(), 180)
+    room.apply_pool("w2", size=3, nodeSelector={"of": room.namespace})
+    room.until(lambda: "3 of 3 cannot become Ready: Unschedulable" in room.message("w2"), 180)
+    held = room.uids()
+    for _ in range(20):
+        room.passes.run()
+    assert room.uids() == held
+    assert len(held) == 3
+    [name] = [item["metadata"]["name"] for item in room.kube.list(NODE).items]
+    room.kube.patch(Ref(kind=NODE, name=name), {"metadata": {"labels": {"of": room.namespace}}})
+    room.until(lambda: room.warm("w2") == 3, 180)
+    assert room.uids() == held
+    room.kube.patch(Ref(kind=RUNTIME_POOL, namespace=room.namespace, name="w2"), {"spec": {"size": 0}})
+    room.until(lambda: not room.uids(), 180)

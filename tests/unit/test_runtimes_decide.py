@@ -14,6 +14,7 @@ from orca_infra.runtimes.model import (
     Condition,
     Environment,
     Failures,
+    LostNode,
     Node,
     PodRow,
     Pool,
@@ -22,6 +23,7 @@ from orca_infra.runtimes.model import (
     RuntimePlan,
     RuntimeSnapshot,
     SeenObject,
+    Sweep,
 )
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -126,7 +128,7 @@ def test_one_pass_bears_no_more_than_its_share() -> None:
     pools = tuple(replace(POOL, name=name, size=size) for name, size in (("a", 200), ("b", 900), ("c", 3)))
     made = plan(pools=pools)
     # The one that is filled anew holds up no refill of the others.
-    assert [(birth.pool.name, birth.count) for birth in made.births] == [("c", 3), ("a", 200), ("b", 47)]
+    assert [(birth.pool.name, birth.count) for birth in made.births] == [("c", 3), ("a", 200), ("b", 297)]
 
 
 def test_a_changed_environment_or_pool_is_no_reason_to_end_a_waiting_pod() -> None:
@@ -151,7 +153,7 @@ def test_a_smaller_pool_ends_the_unready_first_then_the_oldest() -> None:
     assert ended(made) == {"3": "Surplus", "1": "Surplus"}
     assert all(ending.only_waiting for ending in made.endings)
     assert sorted(sweep.name[-1] for sweep in made.sweeps) == ["1", "3"]
-    assert all(sweep.waiting for sweep in made.sweeps)
+    assert {sweep.grace_seconds for sweep in made.sweeps} == {1}
 
 
 @pytest.mark.parametrize("pools", [(), (replace(POOL, deleting=True),), (replace(POOL, namespace="other"),)])
@@ -203,6 +205,62 @@ def test_evicted_pods_that_could_serve_are_all_replaced_at_once_and_others_are_n
     failures = {"p": Failures(pool="p", failures=4, last_at=ago(1))}
     made = plan(rows=rows, objects=evicted, failures=failures)
     assert ended(made) == {"1": "Evicted", "2": "Evicted"}  # the third never was Ready: it waits for its turn
+
+
+LOST = LostNode(name="one", unready_since=ago(60))
+SILENT = LostNode(name="one", unready_since=ago(59))
+GONE = LostNode(name="one")
+
+
+def test_waiting_pods_of_a_lost_node_are_replaced_at_once_without_their_kubelets_word() -> None:
+    rows = (row(1), row(2, ready_at=None, unready_at=ago(1)), row(3, ready_at=None), row(4))
+    objects = (
+        *(pod(number, ready=False, node="one") for number in (1, 3)),
+        pod(2, ready=False, node="one", deleting=True),
+        pod(4, node="two"),
+    )
+    pool = replace(POOL, size=4)
+    failures = {"p": Failures(pool="p", failures=4, last_at=ago(1))}
+    made = plan(pools=(pool,), rows=rows, objects=objects, lost_nodes=(LOST,), failures=failures)
+    assert ended(made) == {"1": "NodeLost", "2": "NodeLost"}  # the third never was Ready: it waits for its turn
+    assert all(ending.only_waiting for ending in made.endings)
+    assert [(sweep.name[-1], sweep.grace_seconds) for sweep in made.sweeps] == [("1", 0), ("2", 0)]
+    assert "its node one is not Ready" in {event.message.partition(": ")[2] for event in made.events}
+    # What ended already, and hangs there, is deleted the same way; and then replaced.
+    ending = tuple(replace(one, ending_reason="Surplus") for one in rows)
+    made = plan(pools=(pool,), rows=ending, objects=objects, lost_nodes=(LOST,))
+    assert [(sweep.name[-1], sweep.grace_seconds) for sweep in made.sweeps] == [("1", 0), ("2", 0), ("3", 0), ("4", 1)]
+
+
+def test_a_node_that_is_silent_for_a_moment_loses_nothing_and_the_status_names_it() -> None:
+    made = plan(
+        rows=(row(1), row(2), row(3)), objects=(pod(1, ready=False, node="one"), pod(2), pod(3)), lost_nodes=(SILENT,)
+    )
+    assert (made.endings, made.sweeps) == ((), ())
+    assert made.next_due_at == NOW + timedelta(seconds=1)
+    assert status(made).message == "1 of 3 cannot become Ready: its node one is not Ready"
+    [ready] = [one for one in made.statuses[0].status.conditions if one.type == "Ready"]
+    assert (ready.status, ready.reason) == ("False", "NodeLost")
+
+
+def test_what_is_on_a_node_that_is_gone_ends_though_kubernetes_still_calls_it_ready() -> None:
+    rows = (row(1), taken(2))
+    made = plan(rows=rows, objects=(pod(1, node="one"), pod(2, node="one"), secret(2)), lost_nodes=(GONE,))
+    assert ended(made) == {"1": "NodeLost", "2": "NodeLost"}
+    assert [(sweep.name[-1], sweep.grace_seconds) for sweep in made.sweeps] == [("1", 0), ("2", 0)]
+    assert made.marks == ()
+
+
+def test_a_runtime_on_a_silent_node_ends_once_kubernetes_gives_its_pod_up() -> None:
+    """A node that is only silent may be back, with the user's work."""
+    silent = LostNode(name="one", unready_since=ago(3600))
+    assert (
+        plan(pools=(), rows=(taken(1),), objects=(pod(1, ready=False, node="one"),), lost_nodes=(silent,)).endings == ()
+    )
+    deleting = pod(1, ready=False, node="one", deleting=True)
+    made = plan(pools=(), rows=(taken(1),), objects=(deleting,), lost_nodes=(silent,))
+    assert ended(made) == {"1": "NodeLost"}
+    assert made.sweeps == (Sweep(name="orca-runtime-p-1", objects=(deleting,), grace_seconds=0),)
 
 
 def test_pods_whose_image_cannot_be_pulled_are_replaced_one_at_a_time() -> None:

@@ -215,6 +215,28 @@ def label_node(kube: Kube, labels: dict[str, str] | dict[str, None]) -> None:
     kube.patch(Ref(kind=NODE, name="node-1"), {"metadata": {"labels": labels}})
 
 
+@pytest.fixture
+def nodes(kube: Kube, namespace: str) -> Iterator[Callable[[str], None]]:
+    """Makes further nodes, on which only Pods are that ask for `of: <namespace>`."""
+    made = []
+
+    def make(name: str) -> None:
+        made.append(name)
+        first = kube.get(Ref(kind=NODE, name="node-1"))
+        assert first is not None
+        metadata = {
+            "name": name,
+            "annotations": {"kwok.x-k8s.io/node": "fake"},
+            "labels": {"kubernetes.io/hostname": name, "of": namespace},
+        }
+        status = {key: first["status"][key] for key in ("capacity", "allocatable", "addresses", "nodeInfo")}
+        kube.create({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status}, kind=NODE)
+
+    yield make
+    for name in made:
+        kube.delete(Ref(kind=NODE, name=name))
+
+
 @contextmanager
 def room_in(namespace: str, cluster: TestCluster, kube: Kube, url: str, folder: Path, wait: Any) -> Iterator[Room]:
     (folder / "passphrase").write_text("a passphrase for tests")

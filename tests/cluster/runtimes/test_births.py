@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from orca_infra.kube.kinds import POD, RESOURCE_QUOTA, RUNTIME_POOL, Ref
+from orca_infra.kube.kinds import NODE, POD, RESOURCE_QUOTA, RUNTIME_POOL, Ref
 from orca_infra.runtimes.living import end_runtime
 from orca_infra.runtimes.model import RuntimeLimits, RuntimePlan
 
@@ -173,6 +176,49 @@ def test_pods_that_are_evicted_are_replaced_at_once(room: Room) -> None:
     room.until(lambda: {room.reason(name) for name in first} == {"Evicted"})
     assert room.runtime(taken.id)["reason"] == "Evicted"
     assert "Evicted" in room.events()
+
+
+def test_pods_of_a_node_that_is_lost_are_replaced_at_once(room: Room, nodes: Callable[[str], None]) -> None:
+    def on(node: str) -> set[str]:
+        return {name for name, pod in room.pods().items() if pod["spec"].get("nodeName") == node}
+
+    nodes("lost-1")
+    room.make_environment()
+    room.make_pool(size=2, nodeSelector={"of": room.namespace}, affinity={})
+    room.until(lambda: len(room.warm()) == 2)
+    taken = room.launch()
+    room.until(lambda: len(room.warm()) == 2)
+    first = {*room.warm(), taken.pod}
+    assert on("lost-1") == first
+    # The node goes: Kubernetes itself would call its Pods Ready for a minute yet.
+    nodes("lost-2")
+    room.kube.delete(Ref(kind=NODE, name="lost-1"))
+    room.until(lambda: {room.reason(name) for name in first} == {"NodeLost"} and len(room.warm()) == 2)
+    assert room.runtime(taken.id)["reason"] == "NodeLost"
+    assert on("lost-2") == room.warm() == set(room.pods())
+    assert "its node lost-1 is gone" in room.events()["NodeLost"]
+    # The next one falls silent: its Pods are not Ready any more, and nobody is there to end them.
+    second = room.warm()
+    nodes("lost-3")
+    silence(room, "lost-2")
+    room.run_pass()
+    assert room.warm() == second - {name for name in second if not room.is_ready(room.pod(name))}
+    room.limits = replace(room.limits, node_lost_seconds=1)
+    room.until(lambda: {room.reason(name) for name in second} == {"NodeLost"} and len(room.warm()) == 2)
+    assert on("lost-3") == room.warm() == set(room.pods())
+
+
+def silence(room: Room, node: str) -> None:
+    """As when its kubelet dies: kwok lets go of it, and what the node controller then says is said at once."""
+    ref = Ref(kind=NODE, name=node)
+    room.kube.patch(ref, {"metadata": {"annotations": {"kwok.x-k8s.io/node": None}}})
+    unknown = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}
+    moment = f"{datetime.now(UTC):%FT%TZ}"
+    condition = {**unknown, "lastHeartbeatTime": moment, "lastTransitionTime": moment}
+    room.kube.patch(ref, {"status": {"conditions": [condition]}}, subresource="status")
+    unready = {"status": {"conditions": [{"type": "Ready", "status": "False"}]}}
+    for name in room.warm():
+        room.kube.patch(Ref(kind=POD, namespace=room.namespace, name=name), unready, subresource="status")
 
 
 def test_a_pod_that_the_api_server_refuses_is_said_and_rendered_anew(room: Room) -> None:

@@ -82,7 +82,7 @@ def test_a_pass_says_when_the_next_has_to_be_made(room: Room) -> None:
     passes = RuntimePasses(here, room.kube, recorded, verify=lambda: None, log=room.hands.log)
     try:
         room.make_environment()
-        room.make_pool(size=1, cull={"seconds": 300})
+        room.make_pool(size=1, cull={"seconds": 3600})
         room.wait_until(lambda: passes.run() >= 0 and room.warm(), 20)
         due = [passes.next_in_seconds]
         room.launch()
@@ -90,7 +90,7 @@ def test_a_pass_says_when_the_next_has_to_be_made(room: Room) -> None:
         due.append(passes.next_in_seconds)
         assert due[0] is None
         assert due[1] is not None
-        assert 100 < due[1] <= 300
+        assert 0 < due[1] <= 3600
     finally:
         here.close()
 
@@ -155,10 +155,13 @@ def test_runtimes_end_though_the_engine_cannot_make_pods(room: Room, monkeypatch
 
     monkeypatch.setattr(room.hands.cohorts, "up", broken)
     end_runtime(room.launching, taken.id)
-    for _ in range(2):
+
+    def pass_and_look() -> bool:
         with pytest.raises(OutcomeUnknown, match="the engine is broken"):
             room.run_pass()
-        room.wait_until(lambda: room.pod(taken.pod) is None)
-    assert room.reason(taken.pod) == "Stopped"
+        return room.reason(taken.pod) == "Stopped"
+
+    room.wait_until(pass_and_look)
+    assert room.pod(taken.pod) is None
     monkeypatch.undo()
     room.until(lambda: len(room.warm()) == 1)
