@@ -78,22 +78,23 @@ class Soak:
 
     seed: int
     passes: int
+    state: str
     stretches: list[Stretch] = field(default_factory=list)
     path: Path | None = None
 
     @classmethod
-    def opened(cls, path: Path | None, *, seed: int, passes: int) -> Soak:
+    def opened(cls, path: Path | None, *, seed: int, passes: int, state: str) -> Soak:
         """The one that the file has, or a new one."""
         if path is None or not path.exists():
-            return cls(seed=seed, passes=passes, path=path)
+            return cls(seed=seed, passes=passes, state=state, path=path)
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         stretches = [Stretch(**one) for one in found["stretches"]]
-        return cls(seed=found["seed"], passes=passes, stretches=stretches, path=path)
+        return cls(seed=found["seed"], passes=passes, state=found["state"], stretches=stretches, path=path)
 
     def keep(self) -> None:
         if self.path is not None:
             draft = self.path.with_suffix(".draft")
-            kept = {"seed": self.seed, "stretches": [asdict(one) for one in self.stretches]}
+            kept = {"seed": self.seed, "state": self.state, "stretches": [asdict(one) for one in self.stretches]}
             draft.write_text(json.dumps(kept, indent=1), encoding="utf-8")
             draft.replace(self.path)
 
@@ -111,7 +112,8 @@ class Soak:
         folder = Path(tempfile.mkdtemp(prefix="orca-bench-"))
         folder.chmod(0o755)
         try:
-            with TestCluster.start() as cluster, SoakWorld(cluster, embedded.start(folder / "postgres"), rng) as world:
+            url = embedded.start(folder / "postgres")
+            with TestCluster.start() as cluster, SoakWorld(cluster, url, rng, state=self.state) as world:
                 while self.made < self.passes and not stretch.broken and time.monotonic() - began < seconds:
                     self._tide(world, stretch)
                     stretch.seconds = time.monotonic() - began
@@ -160,10 +162,13 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no more tides after this")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument(
+        "--state", choices=("postgres", "file"), default="postgres", help="where the engine keeps its state"
+    )
     parser.add_argument("--resume", type=Path, help="a file: what is in it is gone on with, what is found goes there")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was begun is ended
-    soak = Soak.opened(arguments.resume, seed=arguments.seed, passes=arguments.passes)
+    soak = Soak.opened(arguments.resume, seed=arguments.seed, passes=arguments.passes, state=arguments.state)
     progress(f"soak: {arguments.passes} passes, {soak.made} of them made, seed {soak.seed}")
     if soak.made < soak.passes:
         soak.go_on(arguments.seconds)
@@ -180,6 +185,7 @@ def main() -> None:
         floors={},
         targets={**{f"{name}_slope": BOUNDS[name] for name in grown}, "broken": 0, "idle_operations": 0},
         seed=soak.seed,
+        state=soak.state,
         passes=soak.made,
         seconds=round(sum(stretch.seconds for stretch in soak.stretches)),
         stretches=len(soak.stretches),

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from soak_slopes import Sample
-from soak_world import SoakWorld
+from soak_world import SoakWorld, size_of
 
 _PASSES_AT_REST = 5
 _REST_SECONDS = 60.0
@@ -16,7 +16,6 @@ _STAYS = "runtime_usage"
 _TABLES = """
 select table_name as name from information_schema.tables
 where table_schema = 'orca' and table_type = 'BASE TABLE' and table_name <> %(stays)s order by 1"""
-_STATE = "select count(*) as keys, coalesce(sum(octet_length(data::text)), 0) / 1024.0 as kib from pulumi_state"
 
 
 def sample(world: SoakWorld) -> Sample:
@@ -24,30 +23,23 @@ def sample(world: SoakWorld) -> Sample:
     seconds = _pass_seconds(world)
     tables = [row["name"] for row in world.rows(_TABLES, stays=_STAYS)]
     rows = sum(world.rows(f"select count(*) as n from orca.{name}")[0]["n"] for name in tables)
-    [state] = world.rows(_STATE)
+    state = world.state()
     [size] = world.rows("select pg_database_size(current_database()) as bytes")
-    files = [path for path in world.home.rglob("*") if path.is_file()]
+    files = list(world.home.rglob("*"))
     process = Path(f"/proc/{world.pid}")
     status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
     return {
         "memory_mib": int(status["VmRSS"].split()[0]) / 1024,
         "threads": float(status["Threads"]),
         "descriptors": float(len(list((process / "fd").iterdir()))),
-        "disk_mib": sum(_size(path) for path in files) / 2**20,
+        "disk_mib": sum(map(size_of, files)) / 2**20,
         "files": float(len(files)),
         "database_mib": size["bytes"] / 2**20,
-        "state_kib": float(state["kib"]),
-        "state_keys": float(state["keys"]),
+        "state_kib": sum(state.values()) / 1024,
+        "state_keys": float(len(state)),
         "rows": float(rows),
         "pass_seconds": seconds,
     }
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _pass_seconds(world: SoakWorld) -> float:

@@ -14,6 +14,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from soak_faults import Faults
@@ -69,6 +70,7 @@ _VARIABLES = {
 }
 Result = TypeVar("Result")
 _TRIES = 4
+_OF_COHORT = re.compile(r"\.(runs|runtimes)\.\d")
 _WARM = 2
 _CULL_SECONDS = 3
 #: What has to be over before everything is at rest, beside the clouds and the cluster.
@@ -94,8 +96,10 @@ class SoakWorld(StandingWorld):
     variables = _VARIABLES
     disk = None
 
-    def __init__(self, cluster: TestCluster, url: str, rng: random.Random) -> None:
+    def __init__(self, cluster: TestCluster, url: str, rng: random.Random, *, state: str) -> None:
+        """`state`: where the engine's is, `postgres` (beside the rows, as it is unless somebody says otherwise) or `file`."""
         super().__init__(cluster, url)
+        self._state = state
         self.rng = rng
         self.config: Config = parse_config(self.toml, "soak")
         #: How much of what was wanted.
@@ -103,9 +107,9 @@ class SoakWorld(StandingWorld):
         self.faults = Faults(self, rng)
 
     def _environment(self, *, direct: bool) -> dict[str, str]:
-        """With the state where it is unless somebody says otherwise: beside the rows, in Postgres."""
         variables = super()._environment(direct=direct)
-        del variables["PULUMI_BACKEND_URL"]
+        if self._state == "postgres":
+            del variables["PULUMI_BACKEND_URL"]
         return variables
 
     def _make_stand(self) -> None:
@@ -277,7 +281,7 @@ class SoakWorld(StandingWorld):
         for namespace in (self.runs_namespace, self.runtimes_namespace):
             for kind in (JOB, POD, SERVICE, SECRET):
                 left += [f"{kind.kind} {item['metadata']['name']}" for item in self.ours(kind, namespace)]
-        return [*left, *(f"state {key}" for key in self.cohort_states())]
+        return [*left, *(f"state {key}" for key in self.state() if _OF_COHORT.search(key))]
 
     def _some(self, query: str) -> list[dict[str, Any]]:
         return self.rows(query.replace("select from", "select * from", 1) + " limit 3")
@@ -286,10 +290,13 @@ class SoakWorld(StandingWorld):
         """This stack's objects, as the API server has them."""
         return list(self.kube.list(kind, namespace=namespace, labels={STACK_LABEL: self.surroundings.stack_id}).items)
 
-    def cohort_states(self) -> list[str]:
-        """States, locks and histories of cohorts in the engine's backend; those of the machines' stacks stay."""
-        rows = self.rows("select key from pulumi_state where strpos(key, '.machines.') + strpos(key, '/meta.') = 0")
-        return [row["key"] for row in rows]
+    def state(self) -> dict[str, int]:
+        """What the engine's backend holds, empty folders too, and the bytes of each."""
+        if self._state == "file":
+            folder = self.home / "state"
+            return {str(path.relative_to(folder)): size_of(path) for path in folder.rglob("*")}
+        rows = self.rows("select key, octet_length(data::text) as bytes from pulumi_state")
+        return {row["key"]: row["bytes"] for row in rows}
 
     # What has to hold.
 
@@ -338,6 +345,14 @@ class SoakWorld(StandingWorld):
         from orca_infra.stack.engine import Engine
 
         return Engine(self.surroundings.engine).state(machine_stack(self.surroundings.settings.stack, pool))
+
+
+def size_of(path: Path) -> int:
+    """The bytes of a file; 0 of what is none, or is gone."""
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except OSError:
+        return 0
 
 
 def _again(act: Callable[[], Result]) -> Result:

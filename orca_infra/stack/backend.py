@@ -1,18 +1,22 @@
 """The raw keys of a state's backend, where that is known how: a folder, or Pulumi's table in Postgres.
 
-The engine offers no way to read a state that it refuses, nor to look at locks without an operation.
+The engine offers no way to read a state that it refuses, nor to look at locks without an operation; and in a folder it leaves
+the empty folders of every stack that was ever dropped.
 """
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from orca_infra.db.connection import Session
 from orca_infra.errors import Conflict, Transient
+
+#: What the engine keeps beside each file, with this at the end of its name.
+_ATTRIBUTES = ".attrs"
 
 
 class _Folder:
@@ -31,7 +35,13 @@ class _Folder:
         return [str(path.relative_to(self._root)) for path in found]
 
     def delete(self, key: str) -> None:
-        (self._root / key).unlink(missing_ok=True)
+        for path in (self._root / key, self._root / f"{key}{_ATTRIBUTES}"):
+            path.unlink(missing_ok=True)
+
+    def forget(self, prefix: str) -> None:
+        folder = self._root / prefix
+        with suppress(OSError):  # there is something in it, or none
+            folder.rmdir()
 
 
 class _Table:
@@ -67,6 +77,9 @@ class _Table:
 
     def delete(self, key: str) -> None:
         self._session.row("delete from pulumi_state where key = any(%(keys)s)", {"keys": self._full(key)})
+
+    def forget(self, prefix: str) -> None:
+        """Nothing: where there are no folders, none is left empty."""
 
     def _full(self, key: str) -> list[str]:
         return [f"{prefix}/{key}" for prefix in self._prefixes]

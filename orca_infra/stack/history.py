@@ -13,6 +13,11 @@ KEPT = 20
 _ENTRY = re.compile(r".*-(?P<number>\d+)\.(?:history|checkpoint)\.json")
 
 
+def history_folder(stack: str) -> str:
+    """What the keys of the stack's history begin with."""
+    return f".pulumi/history/{PROJECT}/{stack}/"
+
+
 def prune_history(backend_url: str, stack: str, kept: int = KEPT) -> int:
     """Delete all but the newest entries of a stack's history; gives how many keys went.
 
@@ -21,7 +26,7 @@ def prune_history(backend_url: str, stack: str, kept: int = KEPT) -> int:
     try:
         with open_backend(backend_url) as backend:
             entries: dict[int, list[str]] = {}
-            for key in backend.keys(f".pulumi/history/{PROJECT}/{stack}/"):
+            for key in backend.keys(history_folder(stack)):
                 if found := _ENTRY.fullmatch(key):
                     entries.setdefault(int(found["number"]), []).append(key)
             old = [key for number in sorted(entries)[: max(0, len(entries) - kept)] for key in entries[number]]

@@ -77,9 +77,14 @@ def free_own_locks(backend_url: str, stack: str, process: ProcessId) -> None:
                 backend.delete(key)
 
 
+def lock_folder(stack: str) -> str:
+    """What the keys of the stack's locks begin with."""
+    return f".pulumi/locks/organization/{PROJECT}/{stack}/"
+
+
 def _locks(backend: Backend, stack: str) -> Iterator[tuple[str, StackLock | None]]:
     """The stack's locks by their keys; None for one that does not say whose it is."""
-    for key in backend.keys(f".pulumi/locks/organization/{PROJECT}/{stack}/"):
+    for key in backend.keys(lock_folder(stack)):
         try:
             holder = json.loads(backend.read(key) or b"{}")
             yield key, StackLock(key=key, host=str(holder["hostname"]), pid=int(holder["pid"]), taken_at=None)

@@ -28,8 +28,8 @@ from orca_infra.metrics import METRICS
 from orca_infra.process import ProcessId, boot_id, is_alive
 from orca_infra.stack.backend import open_backend
 from orca_infra.stack.engine import PROJECT, Engine, OwnedResource, StackState
-from orca_infra.stack.history import prune_history
-from orca_infra.stack.locks import break_lock, free_dead_locks, free_own_locks, holder_is_dead
+from orca_infra.stack.history import history_folder, prune_history
+from orca_infra.stack.locks import break_lock, free_dead_locks, free_own_locks, holder_is_dead, lock_folder
 from orca_infra.stack.outcome import ResourceChange, StackMissing, uid_of
 from orca_infra.stack.presence import missing_state
 from orca_infra.stack.program import Program
@@ -132,7 +132,9 @@ class RecordedEngine:
         self._unlocked(stack, drop)
         # One that the dropping itself left, when it lost the backend at its last step: nothing would ever come upon it again.
         with contextlib.suppress(Conflict), open_backend(self._backend_url) as backend:
-            free_dead_locks(backend, stack, self._operations_of(stack))
+            if free_dead_locks(backend, stack, self._operations_of(stack)):
+                for folder in (lock_folder(stack), history_folder(stack)):
+                    backend.forget(folder)
         with self._database.transaction() as transaction:
             transaction.run(_SQL["settle_stack"], {"stack": stack})
 
@@ -324,7 +326,8 @@ class RecordedEngine:
             content = backend.read(key)
             if content is None or _is_json(content):
                 return False
-            backend.delete(key)
+            for one in (key, f"{key}.bak"):  # what is written over is kept beside it
+                backend.delete(one)
             return True
         return False
 
