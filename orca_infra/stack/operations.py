@@ -130,11 +130,7 @@ class RecordedEngine:
                 self._engine.drop(stack)
 
         self._unlocked(stack, drop)
-        # One that the dropping itself left, when it lost the backend at its last step: nothing would ever come upon it again.
-        with contextlib.suppress(Conflict), open_backend(self._backend_url) as backend:
-            if free_dead_locks(backend, stack, self._operations_of(stack)):
-                for folder in (lock_folder(stack), history_folder(stack)):
-                    backend.forget(folder)
+        self._clear_away(stack)
         with self._database.transaction() as transaction:
             transaction.run(_SQL["settle_stack"], {"stack": stack})
 
@@ -326,10 +322,18 @@ class RecordedEngine:
             content = backend.read(key)
             if content is None or _is_json(content):
                 return False
-            for one in (key, f"{key}.bak"):  # what is written over is kept beside it
-                backend.delete(one)
+            backend.delete(key)
             return True
         return False
+
+    def _clear_away(self, stack: str) -> None:
+        """Delete what a drop left that lost the backend in the middle of it: nothing else would ever come upon it again."""
+        with contextlib.suppress(Conflict), open_backend(self._backend_url) as backend:
+            for key in (*backend.keys(history_folder(stack)), f"{_state_key(stack)}.bak"):
+                backend.delete(key)
+            if free_dead_locks(backend, stack, self._operations_of(stack)):
+                for folder in (lock_folder(stack), history_folder(stack)):
+                    backend.forget(folder)
 
     def _broken(self, stack: str, error: StateBroken) -> StateBroken:
         """Keep a copy of a state that the engine refuses, have status say so, and give the error that says all of it."""

@@ -56,13 +56,17 @@ def test_a_cohort_whose_state_is_broken_is_tried_once_and_keeps_no_other_from_be
     database.close()
 
 
-def test_a_lock_that_a_drop_itself_left_goes_with_the_stack_and_a_living_holders_stays(
+def test_what_a_drop_left_that_was_cut_short_goes_with_the_stack_and_a_living_holders_lock_stays(
     database_url: str, tmp_path: Path
 ) -> None:
-    """Such a drop lost the backend when it was done; nothing comes upon the stack again."""
+    """Such a drop lost the backend in the middle of it; nothing else comes upon the stack again."""
     database = Database(database_url)
     locks = tmp_path / ".pulumi" / "locks" / "organization" / "orca-infra" / "test.runs.1"
+    history = tmp_path / ".pulumi" / "history" / "orca-infra"
     locks.mkdir(parents=True)
+    for folder in (history / "test.runs.1", history / "test.runs.2"):
+        folder.mkdir(parents=True)
+        (folder / "1.history.json").write_text("{}")
     ended = subprocess.Popen(["true"])
     ended.wait()
 
@@ -77,6 +81,8 @@ def test_a_lock_that_a_drop_itself_left_goes_with_the_stack_and_a_living_holders
     )
     engine.drop("test.runs.1")
     assert [path.name for path in locks.iterdir()] == ["alive.json"]
+    assert [path.name for path in (history / "test.runs.2").iterdir()] == ["1.history.json"]
+    assert list((history / "test.runs.1").iterdir()) == []
     database.close()
 
 
