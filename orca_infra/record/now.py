@@ -10,10 +10,8 @@ from orca_infra.machines.model import MachineRow
 from orca_infra.machines.observe import SQL as MACHINES
 from orca_infra.quantity import duration_text
 from orca_infra.record.passes import SQL
-from orca_infra.runs.decide import decide
 from orca_infra.runs.model import RunLimits
-from orca_infra.runs.observe import SQL as RUNS
-from orca_infra.runs.observe import read_rows
+from orca_infra.runs.status import what_queued_wait_for
 
 _WORKER = "worker:"
 
@@ -103,17 +101,5 @@ def _why_queued(transaction: Transaction, row: dict[str, Any], limits: RunLimits
         return _of_pool(found[0], at) if found else [f"it waits for pool {pool}, and no pass has seen such a pool"]
     if limits is None:
         return ["ORCA_RUNNER is not set: no run clusters are made, and its pipeline is placed on no pool"]
-    return [_why_not_admitted(transaction, row, limits)]
-
-
-def _why_not_admitted(transaction: Transaction, row: dict[str, Any], limits: RunLimits) -> str:
-    """What the next pass would say: admission needs nothing of the cluster."""
-    left_alone = transaction.dicts(RUNS["queued_without_cluster"], {"limit": 1, "asked": row["run"]})
-    if left_alone and left_alone[0]["run"] == row["run"]:
-        return str(left_alone[0]["waiting"])
-    plan = decide(read_rows(transaction, limits, asked=row["run"]), limits)
-    if row["run"] in plan.waiting:
-        return plan.waiting[row["run"]]
-    if row["run"] in {one.run for one in plan.admit}:
-        return "nothing holds it: the next pass starts it"
-    return "more runs wait before it than one pass starts"
+    waiting = what_queued_wait_for(transaction, limits, asked=row["run"])
+    return [one["waiting"] for one in waiting if one["run"] == row["run"]]

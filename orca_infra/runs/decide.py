@@ -84,8 +84,11 @@ def decide(snapshot: RunSnapshot, limits: RunLimits) -> RunPlan:
 
 
 def why_queued(snapshot: RunSnapshot, limits: RunLimits) -> dict[int, str]:
-    """Why queued runs are not admitted, by run; of what a snapshot of the rows alone says."""
-    return _admit(snapshot, limits)[1]
+    """What each queued run waits for, in a sentence; of what a snapshot of the rows alone says."""
+    admit, waiting = _admit(snapshot, limits)
+    next_pass = {run.run: "nothing holds it: the next pass starts it" for run in admit}
+    more = {run.run: "more runs wait before it than one pass starts" for run in snapshot.queued}
+    return {**more, **next_pass, **waiting}
 
 
 def why_barred(image: str, workers: int, limits: RunLimits) -> str:

@@ -7,12 +7,12 @@ from typing import Any
 from orca_infra.db.connection import Transaction
 from orca_infra.runs.decide import why_queued
 from orca_infra.runs.limits import run_limits
+from orca_infra.runs.model import RunLimits
 from orca_infra.runs.observe import SQL, read_rows
 from orca_infra.settings import Settings
 
 _QUEUED_SHOWN = 1000
 _OFF = "ORCA_RUNNER is not set: no run gets a cluster"
-_NEXT = "a pass of the loop"
 
 
 def read_queued(transaction: Transaction, settings: Settings, *, asked: int | None = None) -> list[dict[str, Any]]:
@@ -21,16 +21,21 @@ def read_queued(transaction: Transaction, settings: Settings, *, asked: int | No
     Of many that one and the same thing holds (max_runs, the whole budget), the first of each pipeline stands for all. The
     run `asked` is among them, if it is such a run.
     """
-    limits = run_limits(settings)
+    queued = what_queued_wait_for(transaction, run_limits(settings), asked=asked)
+    return [{**row, "waiting": _OFF} for row in queued] if settings.runner is None else queued
+
+
+def what_queued_wait_for(
+    transaction: Transaction, limits: RunLimits, *, asked: int | None = None
+) -> list[dict[str, Any]]:
+    """The same where there are run clusters: what the next pass would say, since admission needs nothing of the cluster."""
     snapshot = read_rows(transaction, limits, asked=asked)
     why = why_queued(snapshot, limits)
     queued = [
-        {"run": run.run, "pipeline": run.pipeline, "queued_at": run.queued_at, "waiting": why.get(run.run, _NEXT)}
+        {"run": run.run, "pipeline": run.pipeline, "queued_at": run.queued_at, "waiting": why[run.run]}
         for run in snapshot.queued
     ]
     queued += transaction.dicts(SQL["queued_without_cluster"], {"limit": _QUEUED_SHOWN, "asked": asked})
-    if settings.runner is None:
-        queued = [{**row, "waiting": _OFF} for row in queued]
     return sorted(queued, key=lambda row: (row["queued_at"], row["run"]))
 
 

@@ -101,7 +101,7 @@ def test_list_shows_what_lives_what_is_queued_and_why_and_what_ended(database: D
     found = json.loads(run("list", "--json"))
     assert found["live"] == []
     assert [(row["run"], row["waiting"]) for row in found["queued"]] == [
-        (2, "a pass of the loop"),
+        (2, "nothing holds it: the next pass starts it"),
         (3, "its pipeline runs max_runs (0) already"),
     ]
     assert found["queued_runs"] == 6
