@@ -234,7 +234,7 @@ class _Pipeline(Table):
     node_selector: dict[str, str] = {}
     tolerations: list[_Toleration] = []
     priority_class: _Text | None = None
-    non_root: bool = False
+    non_root: bool | None = None
 
     def freeze(self) -> PodPlacement:
         return PodPlacement(

@@ -216,8 +216,8 @@ def _because(pod: SeenObject | None) -> str:
 def _to_delete(objects: Iterable[SeenObject]) -> tuple[SeenObject, ...]:
     """Everything that is not going away yet: what the Job owns before the Job, its own Pod after it.
 
-    A Job that is gone has the garbage collector delete what it owns, too, and that is half of what the API server then has
-    to do. But its Pod would be made anew by its controller, as long as it is there.
+    Once a Job is gone the garbage collector looks at everything that it owned: what is going away already costs it nothing.
+    But the Job's Pod may be made anew by the Job's controller as long as the Job is there.
     """
     left = [item for item in objects if not item.deleting]
     return tuple(sorted(left, key=lambda item: (2 * (item.role == Role.DRIVER) - (item.kind == "Job"), item.name)))

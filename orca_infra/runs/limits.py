@@ -39,6 +39,7 @@ def run_settings(settings: Settings, environ: Mapping[str, str]) -> RunSettings:
         dista_port=settings.dista_port,
         deadline_seconds=int(settings.run_deadline_seconds),
         ttl_seconds=int(settings.run_ttl_seconds),
+        non_root=settings.run_non_root,
         sizes=_sizes(settings),
         environment={name: environ[name] for name in names if name in environ},
     )

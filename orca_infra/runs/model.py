@@ -46,7 +46,7 @@ class PodPlacement:
     Attributes:
         image_pull_secrets: names of Secrets in the runs' namespace.
         tolerations: as Kubernetes has them.
-        non_root: the containers must not run as root; images that do are refused by the kubelet.
+        non_root: whether the containers must not run as root (images that do are refused by the kubelet); None: as for all.
 
     """
 
@@ -54,7 +54,7 @@ class PodPlacement:
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Mapping[str, Any], ...] = ()
     priority_class: str | None = None
-    non_root: bool = False
+    non_root: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

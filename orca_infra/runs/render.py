@@ -26,6 +26,7 @@ class RunSettings:
     Attributes:
         secret: the Secret of that namespace whose key `url` is the driver's database.
         environment: variables of the scheduler that every Pod gets.
+        non_root: whether containers must not run as root, unless a pipeline's placement says otherwise.
         deadline_seconds: a Job is ended after this.
         ttl_seconds: a finished Job is deleted after this, if nothing else did.
 
@@ -38,6 +39,7 @@ class RunSettings:
     deadline_seconds: int
     sizes: Sizes
     ttl_seconds: int = 600
+    non_root: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -123,7 +125,8 @@ class _Renderer:
         cpu = {Role.DRIVER: sizes.driver_cpu, Role.HEAD: sizes.head_cpu, Role.WORKER: sizes.worker_cpu}[role]
         shared = [{"name": name, "value": value} for name, value in sorted(self.settings.environment.items())]
         security: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
-        if self.placement.non_root:
+        stated = self.placement.non_root
+        if stated or (stated is None and self.settings.non_root):
             security["runAsNonRoot"] = True
         return {
             "restartPolicy": "Never",

@@ -74,6 +74,7 @@ class Settings:
     run_binary: str
     run_secret: str
     run_environment_names: tuple[str, ...]
+    run_non_root: bool
     run_deadline_seconds: float
     run_ttl_seconds: float
     run_log_seconds: float

@@ -9,6 +9,7 @@ from orca_infra.settings.values import (
     count,
     cpu,
     read_cpu,
+    read_flag,
     read_label,
     read_memory,
     read_names,
@@ -170,6 +171,16 @@ KUBERNETES: tuple[Setting, ...] = (
         why="What a Pod sees is stated, never inherited.",
         unset="None.",
         read=read_names,
+    ),
+    Setting(
+        name="ORCA_RUN_NON_ROOT",
+        field="run_non_root",
+        meaning="Whether the Pods of all runs must not run as root; `non_root` in a pipeline's own table counts before it.",
+        unit="true or false",
+        default="false",
+        why="Many images run as root, and have to go on working.",
+        unset="They may.",
+        read=read_flag,
     ),
     replace(
         seconds(

@@ -85,6 +85,12 @@ def read_drift(text: str) -> bool:
     return text == "report"
 
 
+def read_flag(text: str) -> bool:
+    if text not in {"true", "false"}:
+        raise ValueError("must be true or false")
+    return text == "true"
+
+
 def read_path(text: str) -> Path:
     path = Path(text)
     # A shell would have replaced ~; a Compose file or a systemd unit does not.

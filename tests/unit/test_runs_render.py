@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -141,3 +142,17 @@ def test_a_pipelines_own_table_says_where_its_pods_go_and_nothing_else_does() ->
         assert pod["tolerations"] == [{"key": "gpu"}]
         assert pod["priorityClassName"] == "low"
         assert pod["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}, "runAsNonRoot": True}
+
+
+@pytest.mark.parametrize(
+    ("for_all", "stated", "non_root"),
+    [(False, None, None), (True, None, True), (True, False, None), (False, True, True), (False, False, None)],
+)
+def test_root_is_kept_out_where_the_setting_says_so_and_its_pipelines_table_does_not_say_otherwise(
+    *, for_all: bool, stated: bool | None, non_root: bool | None
+) -> None:
+    spec = RunSpec(run=7, start=1, pipeline="p", image="i", workers=1)
+    settings = replace(SETTINGS, non_root=for_all)
+    job, _, *pods = render(spec, settings, "stackid", PodPlacement(non_root=stated))
+    for pod in (job["spec"]["template"], *pods):
+        assert pod["spec"]["securityContext"].get("runAsNonRoot") is non_root
