@@ -245,7 +245,11 @@ class Engine:
         completed = self._run(["stack", "rm", "--yes", "--force", "--remove-backups", "--stack", stack], stack)
         with contextlib.suppress(StackMissing):
             raise_for(completed, _NO_EVENTS, f"stack rm {stack}")
-        shutil.rmtree(self._folder / "stacks" / stack, ignore_errors=True)
+        folder = (self._folder / "stacks" / stack).resolve()
+        shutil.rmtree(folder, ignore_errors=True)
+        # Which stack is selected in that folder, by the hash of its path; the engine leaves it where the stack was gone.
+        selection = hashlib.sha1(str(folder / "Pulumi.yaml").encode(), usedforsecurity=False).hexdigest()
+        (self._home / "workspaces" / f"{PROJECT}-{selection}-workspace.json").unlink(missing_ok=True)
 
     def stacks(self) -> tuple[str, ...]:
         """The names of this project's stacks."""

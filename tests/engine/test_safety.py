@@ -128,6 +128,8 @@ def test_a_stack_whose_state_was_cut_off_is_dropped_where_nothing_is_lost_with_i
         assert stack not in w.engine.stacks()
         left = [path for path in w.surroundings.settings.home.rglob(f"*{stack}*") if path.parent.name != "broken"]
         assert left == []  # not even an empty folder
+        selections = (w.surroundings.engine.folder / "home" / "workspaces").iterdir()
+        assert not [path for path in selections if stack in path.read_text()]
 
 
 def test_a_state_that_an_engine_may_be_writing_is_not_taken_for_cut_off(passes: Passes) -> None:
