@@ -153,7 +153,9 @@ def room(
         )
         room = _room(surroundings, kube, environment, wait_until)
         yield room
-        for row in room.rows("select id, record from orca.passes"):
-            decided = decode(row["record"])
+        for row in room.rows(
+            "select p.id, p.record, f.record as whole from orca.passes p join orca.pass_frames f on f.id = p.frame"
+        ):
+            decided = decode(row["record"], row["whole"])
             assert decided.again() == decided.plan, f"pass {row['id']} is decided otherwise from its record"
     surroundings.close()
