@@ -113,8 +113,18 @@ class Room:
         )
 
     def user_secret(self, name: str, user: str, **values: str) -> None:
-        metadata = {"name": name, "namespace": self.namespace, "labels": {"datalayer.io/user": user}}
+        self.make_secret(name, {"datalayer.io/user": user}, values)
+
+    def make_secret(self, name: str, labels: dict[str, str], values: dict[str, str]) -> None:
+        """Returns when a launch sees it, too, which reads Secrets as the API server's cache has them."""
+        metadata = {"name": name, "namespace": self.namespace, "labels": labels}
         self.kube.create({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": values})
+
+        def is_cached() -> bool:
+            listed = self.kube.list(SECRET, namespace=self.namespace, labels=labels, from_cache=True)
+            return any(item["metadata"]["name"] == name for item in listed.items)
+
+        self.wait_until(is_cached, 10)
 
     def product_environment(self, **more: str) -> dict[str, str]:
         """The variables with which a process of the product works on this very room."""

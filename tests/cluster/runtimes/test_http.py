@@ -150,8 +150,7 @@ def test_the_cluster_says_whose_a_token_is(room: Room, wait_until: Callable[...,
         user = f"system:serviceaccount:{room.namespace}:jane"
         assert (code, me["user"], me["launcher"]) == (200, user, False)
         name, _, value = me["secret_label"].partition("=")
-        metadata = {"name": "mine", "namespace": room.namespace, "labels": {name: value}}
-        room.kube.create({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"MINE": "yes"}})
+        room.make_secret("mine", {name: value}, {"MINE": "yes"})
         code, made = served.call("POST", "/v1/runtimes", {"environment": "python-simple-env"}, token=token)
         assert (code, made["user"], made["warm"]) == (201, user, True)
         room.wait_until(lambda: room.secret_values(made["pod"]) == {"MINE": "yes"})
