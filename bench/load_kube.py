@@ -16,7 +16,7 @@ from orca_infra.runs.observe import SQL as RUNS
 from orca_infra.runs.render import render
 from orca_infra.runtimes.model import Environment, Pool
 from orca_infra.runtimes.render import render_warm
-from orca_infra.runtimes.rows import record_pods
+from orca_infra.runtimes.rows import next_numbers, record_pods
 from orca_infra.stack.engine import Engine
 from orca_infra.stack.operations import RecordedEngine
 from orca_infra.stack.outcome import ResourceChange
@@ -126,11 +126,11 @@ def driver_of(job: Any, uid: str) -> dict[str, Any]:
 def add_warm(here: Surroundings, memory: KubeMemory, pool: Pool, environment: Environment, numbers: range) -> None:
     objects = []
     with here.database.transaction() as transaction:
-        for _ in numbers:
-            pod = render_warm(
-                pool, environment, int(transaction.value("select nextval('orca.runtime_numbers')")), here.stack_id
-            )
-            record_pods(transaction, [pod], taken=False)
+        pods = [
+            render_warm(pool, environment, number, here.stack_id) for number in next_numbers(transaction, len(numbers))
+        ]
+        record_pods(transaction, pods, taken=False)
+        for pod in pods:
             uid = f"warm-{pod.name}"
             values = {"name": pod.name, "uid": uid}
             transaction.run(

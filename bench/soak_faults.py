@@ -23,10 +23,6 @@ _CHANCE = 0.25
 _ENGINES: Any = (
     "select pid from orca.engine_operations where ended_at is null and pid is not null and boot_id = %(boot)s"
 )
-_TERMINATE: Any = (
-    "select pg_terminate_backend(pid) from pg_stat_activity "
-    "where datname = current_database() and pid <> pg_backend_pid()"
-)
 
 
 class Faults:
@@ -112,7 +108,7 @@ class Faults:
 
     def connections_end(self) -> None:
         """Every connection ends, that of the lead among them."""
-        self._world.execute(_TERMINATE)
+        self._world.end_connections()
 
     def engine_killed(self) -> None:
         """The engines' processes are killed a moment later, if there are any then."""

@@ -14,6 +14,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +25,7 @@ from orca_infra.errors import OrcaError, Transient
 from orca_infra.kube.kinds import JOB, POD, RUNTIME_POOL, SECRET, SERVICE, Kind, Ref
 from orca_infra.kube.labels import STACK_LABEL
 from orca_infra.log import make_log
-from orca_infra.runtimes.launch import LaunchHands, LaunchRequest, launch
+from orca_infra.runtimes.launch import LaunchRequest, launch
 from orca_infra.testing import invariants
 from orca_infra.testing.cluster import TestCluster
 from orca_infra.testing.standing import StandingWorld
@@ -98,8 +99,7 @@ class SoakWorld(StandingWorld):
 
     def __init__(self, cluster: TestCluster, url: str, rng: random.Random, *, state: str) -> None:
         """`state`: where the engine's is, `postgres` (beside the rows, as it is unless somebody says otherwise) or `file`."""
-        super().__init__(cluster, url)
-        self._state = state
+        super().__init__(cluster, url, state=state)
         self.rng = rng
         self.config: Config = parse_config(self.toml, "soak")
         #: How much of what was wanted.
@@ -135,13 +135,8 @@ class SoakWorld(StandingWorld):
             metadata = {"name": "python", "namespace": self.runtimes_namespace}
             item = {"apiVersion": "datalayer.io/v1", "kind": kind, "metadata": metadata, "spec": spec}
             self.kube.apply(item, manager="soak", force=True)
-        self._hands = LaunchHands(
-            database=self.surroundings.database,
-            kube=self.kube,
-            namespace=self.runtimes_namespace,
-            stack_id=self.surroundings.stack_id,
-            log=make_log(open(os.devnull, "w", encoding="utf-8"), form="json"),  # noqa: SIM115  (as long as the process)
-        )
+        nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (as long as the process)
+        self._hands = replace(self.launch_hands(), log=make_log(nowhere, form="json"))
         self._plant_foreign()
         self.until(lambda: self.passes() and min(self.passes().values()) > 0, 120, "the loop's first passes")
 

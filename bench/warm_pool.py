@@ -35,11 +35,12 @@ from orca_infra.runtimes.crds import runtime_environment_crd, runtime_pool_crd
 from orca_infra.runtimes.launch import Launch, LaunchHands, LaunchRequest, launch
 from orca_infra.runtimes.model import Environment, Pool
 from orca_infra.runtimes.render import render_warm
-from orca_infra.runtimes.rows import record_pods
+from orca_infra.runtimes.rows import next_numbers, record_pods
 from orca_infra.stack.engine import Engine
 from orca_infra.stack.operations import RecordedEngine
 from orca_infra.surroundings import Surroundings
 from orca_infra.testing.cluster import FLAGS, TestCluster
+from orca_infra.testing.ports import free_port
 
 PARTS = ("refill", "calls", "rate", "burst", "http", "steady")
 NAMESPACE = "runtimes"
@@ -127,14 +128,11 @@ class Bench:
         progress(f"  {missing} Pods made for this part")
         pool = Pool(namespace=NAMESPACE, name="p", uid="x", environment="python", size=size, cull_seconds=3600)
         environment = Environment(namespace=NAMESPACE, name="python", image="registry.example/python:1")
-        manifests = []
         with self.here.database.transaction() as transaction:
-            for _ in range(missing):
-                number = int(transaction.value("select nextval('orca.runtime_numbers')"))
-                pod = render_warm(pool, environment, number, self.here.stack_id)
-                record_pods(transaction, [pod], taken=False)
-                manifests.append(dict(pod.manifest))
-        make_all(self.kube, manifests, field_manager(self.here.stack_id))
+            numbers = next_numbers(transaction, missing)
+            pods_made = [render_warm(pool, environment, number, self.here.stack_id) for number in numbers]
+            record_pods(transaction, pods_made, taken=False)
+        make_all(self.kube, [dict(pod.manifest) for pod in pods_made], field_manager(self.here.stack_id))
         until(lambda: ready(self.kube, NAMESPACE, self.here.stack_id) >= size)
         pods = self.kube.list(POD, namespace=NAMESPACE).items
         columns = {
@@ -541,14 +539,6 @@ def answers(port: int) -> bool:
             return bool(answer.status == 200)
     except OSError:
         return False
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def until(done: Callable[[], object], *, every_seconds: float = 0.1) -> None:

@@ -21,7 +21,7 @@ from orca_infra.machines.providers.local_config import LocalCloud
 from orca_infra.runs.observe import SQL as RUNS
 from orca_infra.runtimes.observe import SQL as RUNTIMES
 from orca_infra.stack.engine import Engine
-from orca_infra.stack.presence import missing_state
+from orca_infra.stack.presence import require_state
 from orca_infra.surroundings import Surroundings
 
 _PAUSE_SECONDS = 1.0
@@ -164,8 +164,7 @@ def _drop_stacks(surroundings: Surroundings, engine: Engine, leader: Leader, say
 
     Raises SetupError for one whose state still has a machine: nobody would find it again; and when the state is not there.
     """
-    if said := missing_state(surroundings.database, surroundings.engine.backend_url, engine):
-        raise SetupError(said)
+    require_state(surroundings.database, surroundings.engine.backend_url, engine)
     prefix = f"{surroundings.settings.stack}."
     for stack in [name for name in engine.stacks() if name.startswith(prefix)]:
         machines = [one.name for one in engine.state(stack).resources if not one.type.startswith("kubernetes:")]

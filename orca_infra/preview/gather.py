@@ -11,7 +11,7 @@ from pathlib import Path
 
 from orca_infra.config import Config, load_config
 from orca_infra.db.connection import load_queries
-from orca_infra.errors import OrcaError, SetupError, UserError
+from orca_infra.errors import OrcaError, UserError
 from orca_infra.kube.client import Kube
 from orca_infra.loop.cluster_passes import runtime_limits
 from orca_infra.loop.passes import look, make_providers
@@ -30,7 +30,7 @@ from orca_infra.runtimes.observe import observe as observe_runtimes
 from orca_infra.settings import Settings
 from orca_infra.stack.engine import Engine
 from orca_infra.stack.outcome import STACK_NOT_FOUND
-from orca_infra.stack.presence import missing_state
+from orca_infra.stack.presence import require_state
 from orca_infra.surroundings import Surroundings, open_surroundings
 
 ENGINE = load_queries("engine")
@@ -185,9 +185,7 @@ def _preview_stacks(
     options = ["--policy-pack", str(pack_folder())]
     if settings.policies is not None:
         options += ["--policy-pack-config", str(settings.policies.path)]
-
-    if said := missing_state(surroundings.database, surroundings.engine.backend_url, engine):
-        raise SetupError(said)
+    require_state(surroundings.database, surroundings.engine.backend_url, engine)
 
     def preview(stack: str) -> StackPreview:
         return _preview_stack(engine, stack, project.absolute(), options, redact)

@@ -113,9 +113,8 @@ def decide(snapshot: RuntimeSnapshot, limits: RuntimeLimits) -> RuntimePlan:
         marks=tuple(mark for case in cases if case.row.name not in ending_names and (mark := _mark(case))),
         sweeps=tuple(
             sweep
-            for case in cases
-            if case.row.name in ending_names
-            and any(map((sweep := _sweep(case, snapshot.now, limits)).is_left, case.objects))
+            for sweep in (_sweep(case, snapshot.now, limits) for case in cases if case.row.name in ending_names)
+            if any(map(sweep.is_left, sweep.objects))
         ),
         adoptions=tuple(
             adoption for case in cases if case.row.name not in ending_names and (adoption := _adoption(case))

@@ -19,7 +19,6 @@ from orca_infra.errors import (
     EngineFailed,
     OrcaError,
     OutcomeUnknown,
-    SetupError,
     StackLocked,
     StateBroken,
     Transient,
@@ -27,11 +26,11 @@ from orca_infra.errors import (
 from orca_infra.metrics import METRICS
 from orca_infra.process import ProcessId, boot_id, is_alive
 from orca_infra.stack.backend import open_backend
-from orca_infra.stack.engine import PROJECT, Engine, OwnedResource, StackState
+from orca_infra.stack.engine import Engine, OwnedResource, StackState
 from orca_infra.stack.history import history_folder, prune_history
 from orca_infra.stack.locks import break_lock, free_dead_locks, free_own_locks, holder_is_dead, lock_folder
 from orca_infra.stack.outcome import ResourceChange, StackMissing, uid_of
-from orca_infra.stack.presence import missing_state
+from orca_infra.stack.presence import missing_state, require_state, state_key
 from orca_infra.stack.program import Program
 
 _SQL = load_queries("engine")
@@ -152,8 +151,7 @@ class RecordedEngine:
 
     def require_state(self) -> None:
         """Raises SetupError while the state that was there is not, Transient when that cannot be told."""
-        if said := missing_state(self._database, self._backend_url):
-            raise SetupError(said)
+        require_state(self._database, self._backend_url)
 
     def say_whether_state_is_there(self) -> None:
         """Have status say it when the state is missing, until it is back: what needs it raises meanwhile."""
@@ -314,7 +312,7 @@ class RecordedEngine:
 
     def _forget_torn(self, stack: str) -> bool:
         """Delete a state that is no JSON, unless a living engine may be writing it; False: it is something else."""
-        key = _state_key(stack)
+        key = state_key(stack)
         operations = self._operations_of(stack)
         with contextlib.suppress(Conflict), open_backend(self._backend_url) as backend:
             if not free_dead_locks(backend, stack, operations):
@@ -329,7 +327,7 @@ class RecordedEngine:
     def _clear_away(self, stack: str) -> None:
         """Delete what a drop left that lost the backend in the middle of it: nothing else would ever come upon it again."""
         with contextlib.suppress(Conflict), open_backend(self._backend_url) as backend:
-            for key in (*backend.keys(history_folder(stack)), f"{_state_key(stack)}.bak"):
+            for key in (*backend.keys(history_folder(stack)), f"{state_key(stack)}.bak"):
                 backend.delete(key)
             if free_dead_locks(backend, stack, self._operations_of(stack)):
                 for folder in (lock_folder(stack), history_folder(stack)):
@@ -339,7 +337,7 @@ class RecordedEngine:
         """Keep a copy of a state that the engine refuses, have status say so, and give the error that says all of it."""
         try:
             with open_backend(self._backend_url) as backend:
-                content = backend.read(_state_key(stack))
+                content = backend.read(state_key(stack))
             kept = (
                 f"a copy is kept in {self._engine.keep_aside(stack, content)}" if content else "no copy could be made"
             )
@@ -351,10 +349,6 @@ class RecordedEngine:
         )
         note(self._database, _topic(stack), message)
         return StateBroken(message)
-
-
-def _state_key(stack: str) -> str:
-    return f".pulumi/stacks/{PROJECT}/{stack}.json"
 
 
 def _is_json(content: bytes) -> bool:

@@ -23,14 +23,18 @@ def claim_state(engine: Engine, database: Database, backend_url: str, stack: str
 
     Raises SetupError when it was there and is not any more, and what the engine raises.
     """
-    said = missing_state(database, backend_url, engine)
-    if said:
-        raise SetupError(said)
-    if said is None:
+    if not require_state(database, backend_url, engine):
         if not _holds(backend_url, stack, engine):  # to make it takes its lock, which a deploy job may hold
             engine.init(stack)
         with database.transaction() as transaction:
             transaction.run(_SQL["state_identity"], {"stack": stack, "place": place_of(backend_url)})
+
+
+def require_state(database: Database, backend_url: str, engine: Engine | None = None) -> bool:
+    """Gives whether there is a state yet. Raises SetupError when it was there and is not any more, and as `missing_state`."""
+    if said := missing_state(database, backend_url, engine):
+        raise SetupError(said)
+    return said is not None
 
 
 def missing_state(database: Database, backend_url: str, engine: Engine | None = None) -> str | None:
@@ -47,7 +51,7 @@ def missing_state(database: Database, backend_url: str, engine: Engine | None = 
 
 def _holds(backend_url: str, stack: str, engine: Engine | None) -> bool:
     """Whether the state holds the stack, whatever may be wrong with it; True when only an engine could say that."""
-    key = f".pulumi/stacks/{PROJECT}/{stack}.json"
+    key = state_key(stack)
     try:
         with open_backend(backend_url) as backend:
             return backend.has(key) or backend.has(f"{key}.gz")
@@ -56,6 +60,11 @@ def _holds(backend_url: str, stack: str, engine: Engine | None) -> bool:
             return engine is None or engine.check(stack)
         except StateBroken:
             return True
+
+
+def state_key(stack: str) -> str:
+    """Where the backend keeps a stack's state, unless it is compressed."""
+    return f".pulumi/stacks/{PROJECT}/{stack}.json"
 
 
 def place_of(backend_url: str) -> str:

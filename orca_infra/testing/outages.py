@@ -15,10 +15,7 @@ _SHORT_SECONDS = 3.0
 #: Longer than a worker may be silent: on the database's return every heartbeat is older than that.
 _LONG_SECONDS = LOST_SECONDS + 3.0
 _CREATE_SECONDS = 4.0
-_TERMINATE: Any = (
-    "select pg_terminate_backend(pid) from pg_stat_activity "
-    "where datname = current_database() and pid <> pg_backend_pid()"
-)
+_Act = Callable[[StandingWorld], None]
 
 
 def _nothing(_: StandingWorld) -> None:
@@ -41,8 +38,8 @@ class Outage:
 
     name: str
     says: str
-    begin: Callable[[StandingWorld], None]
-    end: Callable[[StandingWorld], None]
+    begin: _Act
+    end: _Act
     seconds: float = _SHORT_SECONDS
     state: str = ""
 
@@ -79,7 +76,7 @@ def _database(name: str, says: str, *, seconds: float = _SHORT_SECONDS, **faults
 
 def _make_read_only(world: StandingWorld) -> None:
     _set_read_only(world, "on")
-    world.execute(_TERMINATE)
+    world.end_connections()
 
 
 def _set_read_only(world: StandingWorld, value: str) -> None:
@@ -89,12 +86,12 @@ def _set_read_only(world: StandingWorld, value: str) -> None:
 
 def _make_writable(world: StandingWorld) -> None:
     _set_read_only(world, "off")
-    world.execute(_TERMINATE)  # as a failover ends the connections to what was a replica
+    world.end_connections()  # as a failover ends the connections to what was a replica
 
 
 def _terminate(world: StandingWorld) -> None:
     for _ in range(3):
-        world.execute(_TERMINATE)
+        world.end_connections()
         time.sleep(0.7)
 
 
@@ -112,8 +109,8 @@ def _give_cloud(world: StandingWorld) -> None:
     (world.cloud.folder / "faults.json").unlink(missing_ok=True)
 
 
-def _in_mid_up(take: Callable[[StandingWorld], None]) -> Callable[[StandingWorld], None]:
-    """Taken away in the middle of a create, when one comes."""
+def _state(name: str, says: str, take: _Act, give: _Act, *, where: str) -> Outage:
+    """The engine's state, taken away in the middle of a create, when one comes."""
 
     def begin(world: StandingWorld) -> None:
         world.cloud.arm("create", "", seconds=_CREATE_SECONDS)
@@ -121,7 +118,11 @@ def _in_mid_up(take: Callable[[StandingWorld], None]) -> Callable[[StandingWorld
             world.until(lambda: not (world.cloud.folder / "faults.json").exists(), 10, "a create")
         take(world)
 
-    return begin
+    def end(world: StandingWorld) -> None:
+        _give_cloud(world)
+        give(world)
+
+    return Outage(name=name, says=says, begin=begin, end=end, seconds=_CREATE_SECONDS + 4, state=where)
 
 
 def _take_folder(world: StandingWorld) -> None:
@@ -131,7 +132,6 @@ def _take_folder(world: StandingWorld) -> None:
 
 
 def _give_folder(world: StandingWorld) -> None:
-    _give_cloud(world)
     (world.home / "state").unlink()
     (world.home / "state.away").rename(world.home / "state")
 
@@ -143,7 +143,6 @@ def _unmount_folder(world: StandingWorld) -> None:
 
 
 def _mount_folder(world: StandingWorld) -> None:
-    _give_cloud(world)
     (world.home / "state").rename(world.home / "state.of_nobody")
     (world.home / "state.away").rename(world.home / "state")
     shutil.rmtree(world.home / "state.of_nobody")
@@ -154,7 +153,6 @@ def _take_state_database(world: StandingWorld) -> None:
 
 
 def _give_state_database(world: StandingWorld) -> None:
-    _give_cloud(world)
     world.state_postgres.away = False
 
 
@@ -172,7 +170,7 @@ def _empty_disk(world: StandingWorld) -> None:
     (world.home / "filler").unlink()
 
 
-def _shift(seconds: float) -> Callable[[StandingWorld], None]:
+def _shift(seconds: float) -> _Act:
     return lambda world: world.execute("update clock.shift set seconds = %(s)s", s=seconds)
 
 
@@ -204,29 +202,20 @@ OUTAGES = (
     _server("the API server's watches go silent", "", silent=True),
     Outage(name="the cloud is away", says="provider local could not be read", begin=_take_cloud, end=_give_cloud),
     Outage(name="the cloud lists one zone short", says="", begin=_shorten_list, end=_give_cloud),
-    Outage(
-        name="the state's folder is away from the middle of an `up` on",
-        says="",
-        begin=_in_mid_up(_take_folder),
-        end=_give_folder,
-        seconds=_CREATE_SECONDS + 4,
-        state="file",
+    _state("the state's folder is away from the middle of an `up` on", "", _take_folder, _give_folder, where="file"),
+    _state(
+        "the state's folder is unmounted in the middle of an `up`",
+        "does not hold stack",
+        _unmount_folder,
+        _mount_folder,
+        where="file",
     ),
-    Outage(
-        name="the state's folder is unmounted in the middle of an `up`",
-        says="does not hold stack",
-        begin=_in_mid_up(_unmount_folder),
-        end=_mount_folder,
-        seconds=_CREATE_SECONDS + 4,
-        state="file",
-    ),
-    Outage(
-        name="the state's database is away from the middle of an `up` on",
-        says="the database is away",
-        begin=_in_mid_up(_take_state_database),
-        end=_give_state_database,
-        seconds=_CREATE_SECONDS + 4,
-        state="postgres",
+    _state(
+        "the state's database is away from the middle of an `up` on",
+        "the database is away",
+        _take_state_database,
+        _give_state_database,
+        where="postgres",
     ),
     Outage(name="the disk is full", says="No space left on device", begin=_fill_disk, end=_empty_disk),
     Outage(name="the database's clock is an hour ahead, then right again", says="", begin=_shift(3600), end=_shift(0)),

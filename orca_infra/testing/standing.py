@@ -256,7 +256,7 @@ class StandingWorld:
     def launch(self) -> Launch:
         """Launch a runtime that fits no warm Pod: the loop has to make one of its own."""
         request = LaunchRequest(environment="python", user="ada", requests={"cpu": "2"})
-        return launch(self._launch_hands(), request)
+        return launch(self.launch_hands(), request)
 
     def state_of_runtime(self, launched: Launch) -> str:
         """`starting`, `ready`, or what came after."""
@@ -264,9 +264,10 @@ class StandingWorld:
         return found.state if found else "gone"
 
     def end_runtime(self, launched: Launch) -> None:
-        end_runtime(self._launch_hands(), launched.id)
+        end_runtime(self.launch_hands(), launched.id)
 
-    def _launch_hands(self) -> LaunchHands:
+    def launch_hands(self) -> LaunchHands:
+        """What launches from this world's pools are made with."""
         return LaunchHands(
             database=self.surroundings.database,
             kube=self.kube,
@@ -294,6 +295,13 @@ class StandingWorld:
     def execute(self, statement: Any, **parameters: object) -> None:
         with self.surroundings.database.transaction() as transaction:
             transaction.run(statement, parameters)
+
+    def end_connections(self) -> None:
+        """End every connection to the database but the one that says so."""
+        self.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity "
+            "where datname = current_database() and pid <> pg_backend_pid()"
+        )
 
     def end(self, run: int) -> None:
         """What a driver writes when it is done."""

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from orca_infra.cli import app
 from orca_infra.db.connection import Database
 from orca_infra.errors import UserError
 from orca_infra.machines.observe import SQL
@@ -32,35 +30,16 @@ Run = Callable[..., Any]
 
 
 @pytest.fixture
-def here(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Surroundings]:
+def here(environment: dict[str, str], tmp_path: Path) -> Iterator[Surroundings]:
     (tmp_path / "orca.toml").write_text(TOML)
-    (tmp_path / "passphrase").write_text("x\n")
-    values = {
-        "ORCA_DB": database_url,
-        "ORCA_HOME": str(tmp_path / "home"),
-        "ORCA_CONFIG": str(tmp_path / "orca.toml"),
-        "ORCA_TOKEN_KEY": "a key of the tests, 32 bytes long",
-        "PULUMI_CONFIG_PASSPHRASE_FILE": str(tmp_path / "passphrase"),
-        "PULUMI_BACKEND_URL": f"file://{tmp_path}",
-        "COLUMNS": "300",
-    }
-    for name, value in values.items():
-        monkeypatch.setenv(name, value)
-    opened = open_surroundings(read_settings(values), say=lambda _: None)
+    opened = open_surroundings(read_settings(environment), say=lambda _: None)
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def run() -> Run:
-    """What a command prints; a UserError goes on."""
-
-    def run_one(*arguments: str) -> str:
-        result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
-        assert result.exit_code == 0, result.output
-        return result.stdout
-
-    return run_one
+def run(command: Run) -> Run:
+    return command
 
 
 def plant(database: Database, name: str, *, seen: bool = True, ended: str | None = None) -> None:

@@ -21,13 +21,6 @@ def empty(empty_database_url: str) -> Iterator[Database]:
     database.close()
 
 
-@pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
-    database = Database(database_url)
-    yield database
-    database.close()
-
-
 def script(database: Database, text: str) -> None:
     with database.transaction() as transaction:
         transaction.script(text)

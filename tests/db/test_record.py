@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from orca_infra.cli import app
 from orca_infra.db.connection import Database
-from orca_infra.errors import NotLeader, OrcaError, Refused, UserError
+from orca_infra.errors import NotLeader, Refused, UserError
 from orca_infra.machines.decide import decide
 from orca_infra.machines.model import Demand, Limits, MachineRow, MachineType, Pool, Snapshot
 from orca_infra.record.codec import decode
@@ -43,13 +43,6 @@ class Log:
         self.lines.append((event, particulars))
 
     warning = info
-
-
-@pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
-    opened = Database(database_url)
-    yield opened
-    opened.close()
 
 
 def rows(
@@ -256,28 +249,9 @@ Run = Callable[..., str]
 
 
 @pytest.fixture
-def run(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """What a command prints; a UserError goes on."""
-    (tmp_path / "passphrase").write_text("x\n")
-    values = {
-        "ORCA_DB": database_url,
-        "ORCA_HOME": str(tmp_path / "home"),
-        "ORCA_TOKEN_KEY": "a key of the tests, 32 bytes long",
-        "PULUMI_CONFIG_PASSPHRASE_FILE": str(tmp_path / "passphrase"),
-        "PULUMI_BACKEND_URL": f"file://{tmp_path}",
-        "COLUMNS": "400",
-    }
-    for name, value in values.items():
-        monkeypatch.setenv(name, value)
-
-    def run_one(*arguments: str, code: int = 0) -> str:
-        result = CliRunner().invoke(app, ["explain", *arguments])
-        if isinstance(result.exception, OrcaError):
-            raise result.exception
-        assert result.exit_code == code, result.output
-        return result.output
-
-    return run_one
+def run(command: Run) -> Run:
+    """What `orca-infra explain ...` prints."""
+    return partial(command, "explain")
 
 
 def insert_machine(database: Database, name: str, number: int, *, ended: str | None = None) -> None:

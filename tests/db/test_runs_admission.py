@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,6 @@ from orca_infra.settings import Settings, read_settings
 
 SETTINGS = read_settings({"ORCA_RUNNER": "kubernetes", "ORCA_VCPU_BUDGET": "50", "ORCA_HOME": "/nonexistent"})
 LIMITS = replace(run_limits(SETTINGS), admit_max=10)
-
-
-@pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
-    opened = Database(database_url)
-    yield opened
-    opened.close()
 
 
 def run(database: Database, statement: Any, **parameters: Any) -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from orca_infra.cli import app
 from orca_infra.db.connection import Database
-from orca_infra.errors import OrcaError, UserError
+from orca_infra.errors import UserError
 from orca_infra.runs.decide import decide
 from orca_infra.runs.limits import run_limits
 from orca_infra.runs.observe import SQL, read_rows
@@ -23,36 +22,10 @@ Run = Callable[..., str]
 
 
 @pytest.fixture
-def run(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """What `orca-infra runs ...` prints; a UserError goes on."""
-    (tmp_path / "passphrase").write_text("x\n")
-    values = {
-        "ORCA_DB": database_url,
-        "ORCA_HOME": str(tmp_path / "home"),
-        "ORCA_RUNNER": "kubernetes",
-        "ORCA_TOKEN_KEY": "a key of the tests, 32 bytes long",
-        "PULUMI_CONFIG_PASSPHRASE_FILE": str(tmp_path / "passphrase"),
-        "PULUMI_BACKEND_URL": f"file://{tmp_path}",
-        "COLUMNS": "400",
-    }
-    for name, value in values.items():
-        monkeypatch.setenv(name, value)
-
-    def run_one(*arguments: str, code: int = 0, answer: str | None = None) -> str:
-        result = CliRunner().invoke(app, ["runs", *arguments], input=answer)
-        if isinstance(result.exception, OrcaError):
-            raise result.exception
-        assert result.exit_code == code, result.output
-        return result.output
-
-    return run_one
-
-
-@pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
-    opened = Database(database_url)
-    yield opened
-    opened.close()
+def run(command: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """What `orca-infra runs ...` prints."""
+    monkeypatch.setenv("ORCA_RUNNER", "kubernetes")
+    return partial(command, "runs")
 
 
 @pytest.fixture
