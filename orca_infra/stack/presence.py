@@ -23,11 +23,15 @@ def claim_state(engine: Engine, database: Database, backend_url: str, stack: str
 
     Raises SetupError when it was there and is not any more, and what the engine raises.
     """
-    if not require_state(database, backend_url, engine):
+    if require_state(database, backend_url, engine):
+        return
+    # Of two loops that start at once, either would have the other's half-made stack for an error. The lock is a
+    # transaction's, held open for the second that it takes, once in a state's life: behind a pooler it ends with it, too.
+    with database.transaction() as transaction:
+        transaction.run(_SQL["state_lock"])
         if not _holds(backend_url, stack, engine):  # to make it takes its lock, which a deploy job may hold
             engine.init(stack)
-        with database.transaction() as transaction:
-            transaction.run(_SQL["state_identity"], {"stack": stack, "place": place_of(backend_url)})
+        transaction.run(_SQL["state_identity"], {"stack": stack, "place": place_of(backend_url)})
 
 
 def require_state(database: Database, backend_url: str, engine: Engine | None = None) -> bool:

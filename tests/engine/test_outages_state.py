@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ import pytest
 
 from orca_infra.db.connection import backend_url
 from orca_infra.errors import SetupError
+from orca_infra.stack.engine import Engine
 from orca_infra.stack.presence import claim_state, missing_state, place_of
 from orca_infra.stack.program import Registrar
 from orca_infra.testing.postgres_proxy import PostgresProxy
@@ -45,6 +47,21 @@ def claim(w: Any) -> None:
     """As a loop does when it starts."""
     surroundings = w.surroundings
     claim_state(w.engine, surroundings.database, surroundings.engine.backend_url, surroundings.settings.stack)
+
+
+def test_any_number_of_loops_start_at_once_on_a_new_state(surroundings: Callable[..., Any]) -> None:
+    """A Deployment's replicas do, and a first `orca-infra env` beside them."""
+    for _ in range(3):
+        claims = [surroundings("postgres") for _ in range(4)]
+        with ThreadPoolExecutor(len(claims)) as threads:
+            begun = [threads.submit(claim_one, one) for one in claims]
+            assert [future.result(timeout=120) for future in begun] == [None] * len(claims)
+        with claims[0].database.transaction() as transaction:  # a database without a state again
+            transaction.script("drop table pulumi_state; delete from orca.state_identity")
+
+
+def claim_one(one: Any) -> None:
+    claim_state(Engine(one.engine), one.database, one.engine.backend_url, one.settings.stack)
 
 
 def attention(w: Any) -> str:

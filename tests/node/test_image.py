@@ -128,7 +128,7 @@ def test_the_deployed_loop_leads_and_its_probes_pass(
         assert len(pods) == 2
         for pod in pods:
             [status] = pod["status"]["containerStatuses"]
-            assert (status["ready"], status["restartCount"]) == (True, 0)
+            assert (status["ready"], status["restartCount"]) == (True, 0), _why(cluster, base.system_namespace or "")
         _change_configuration(cluster, pods)
         wait_until(
             lambda: "orca.toml was read anew" in _said(cluster, pods), 60, "the new orca.toml, without a restart"
@@ -160,9 +160,9 @@ def _why(cluster: TestCluster, namespace: str) -> str:
     for pod in pods:
         name = pod["metadata"]["name"]
         said.append(json.dumps(pod["status"].get("containerStatuses") or pod["status"], indent=1)[-1500:])
-        for container in ("migrate", "orca-loop"):
+        for arguments in (["migrate"], ["orca-loop"], ["orca-loop", "--previous"]):
             try:
-                said.append(cluster.kubectl("logs", "-n", namespace, name, "-c", container, "--tail=20"))
+                said.append(cluster.kubectl("logs", "-n", namespace, name, "--tail=20", "-c", *arguments))
             except Exception as error:  # noqa: BLE001  (whatever there is to be had)
                 said.append(str(error))
     return "\n".join(said)

@@ -27,6 +27,9 @@ where stack = %(stack)s and (ended_at is null or outcome in ('OutcomeUnknown', '
 select pid, process_started, host, boot_id, ended_at is not null as ended, outcome, started_at, deadline_seconds, now() as now
 from orca.engine_operations where stack = %(stack)s order by id desc limit 50
 
+-- name: state_lock
+select pg_advisory_xact_lock(hashtextextended('orca.state', 0))
+
 -- name: state_identity
 insert into orca.state_identity (stack, place) values (%(stack)s, %(place)s) on conflict do nothing
 
