@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
-import pwd
 import shutil
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from ctypes import addressof, create_string_buffer
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +19,13 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from orca_infra.db.connection import Database, Session
-from orca_infra.db.migrate import migrate
-from orca_infra.errors import NotLeader, OrcaError, SetupError, Transient
+from orca_infra.errors import NotLeader, SetupError, Transient
 from orca_infra.loop.leader import Leader
 from orca_infra.loop.strays import release_strays, strays_held
-from orca_infra.testing.node_postgres import postgres_programs
 from orca_infra.testing.node_programs import unpacked
 from orca_infra.testing.node_surroundings import NodeImpossible
 from orca_infra.testing.ports import free_port
+from orca_infra.testing.tcp_postgres import TcpPostgres, silence
 
 pytestmark = pytest.mark.postgres
 
@@ -40,103 +35,11 @@ NOTICED_SECONDS = 120
 _POOLER_LIBRARIES = ("libevent-2.1-7", "libc-ares2")
 
 
-class Server:
-    """A Postgres of the test's own, over TCP on this machine alone; `data` is its folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.port = folder, free_port()
-        self.data = folder / "data"
-        self._drop: list[str] = []
-        if os.geteuid() == 0:
-            nobody = pwd.getpwnam("nobody")
-            os.chown(folder, nobody.pw_uid, nobody.pw_gid)
-            self._drop = ["setpriv", f"--reuid={nobody.pw_uid}", f"--regid={nobody.pw_gid}", "--clear-groups"]
-        self._programs = postgres_programs(self._drop, folder / "programs")
-        self._run(
-            "initdb",
-            "-D",
-            self.data,
-            "--username=postgres",
-            "--auth=trust",
-            "--no-sync",
-            "--locale=C",
-            "--encoding=UTF8",
-        )
-        self._process: subprocess.Popen[bytes] | None = None
-        self.url = f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
-
-    def start(self) -> None:
-        command: list[str | Path] = [
-            self._programs / "postgres",
-            "-D",
-            self.data,
-            "-h",
-            "127.0.0.1",
-            "-p",
-            str(self.port),
-        ]
-        command += ["-k", self.folder, "-c", "fsync=off", "-c", "shared_buffers=16MB"]
-        with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [*self._drop, "--pdeathsig=INT", *command] if self._drop else command, stdout=log, stderr=log
-            )
-        while not self._answers():
-            assert self._process.poll() is None, (self.folder / "log").read_text()
-            time.sleep(0.05)
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.send_signal(signal.SIGINT)
-            self._process.wait()
-            self._process = None
-
-    def copy(self) -> Path:
-        """A copy of the stopped server's data, as a standby that lags behind has it."""
-        copied = self.folder / "copy"
-        shutil.copytree(self.data, copied)
-        self._own(copied)
-        return copied
-
-    def take_over(self, copied: Path) -> None:
-        """Have the copy take over: it recovers what it has, and begins a new timeline."""
-        shutil.rmtree(self.data)
-        copied.rename(self.data)
-        (self.data / "recovery.signal").touch()
-        with (self.data / "postgresql.auto.conf").open("a") as file:
-            file.write("restore_command = 'false'\n")
-        self._own(self.data)
-        self.start()
-
-    def database(self) -> Database:
-        database = Database(self.url)
-        migrate(database, with_orca_tables=True)
-        return database
-
-    def _own(self, folder: Path) -> None:
-        if self._drop:
-            nobody = pwd.getpwnam("nobody")
-            for path in (folder, *folder.rglob("*")):
-                os.chown(path, nobody.pw_uid, nobody.pw_gid)
-
-    def _run(self, program: str, *arguments: object) -> None:
-        command = [*self._drop, str(self._programs / program), *map(str, arguments)]
-        subprocess.run(command, check=True, capture_output=True)
-
-    def _answers(self) -> bool:
-        with suppress(OrcaError, psycopg.Error):
-            session = Session(self.url)
-            try:
-                return session.row("select pg_is_in_recovery()") == (False,)
-            finally:
-                session.close()
-        return False
-
-
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server() -> Iterator[TcpPostgres]:
     folder = Path(tempfile.mkdtemp(prefix="orca-test-server-", dir="/tmp"))
     folder.chmod(0o755)
-    server = Server(folder)
+    server = TcpPostgres(folder)
     try:
         server.start()
         yield server
@@ -148,7 +51,7 @@ def server() -> Iterator[Server]:
 class Pooler:
     """Debian's pgbouncer before a server."""
 
-    def __init__(self, server: Server, mode: str, *, size: int = 4) -> None:
+    def __init__(self, server: TcpPostgres, mode: str, *, size: int = 4) -> None:
         try:
             program = unpacked("pgbouncer") / "usr/sbin/pgbouncer"
             libraries = [str(next((unpacked(name) / "usr/lib").glob("*-linux-*"))) for name in _POOLER_LIBRARIES]
@@ -206,7 +109,7 @@ class Pooler:
 
 
 @pytest.fixture
-def pooler(server: Server) -> Iterator[Callable[..., Pooler]]:
+def pooler(server: TcpPostgres) -> Iterator[Callable[..., Pooler]]:
     started: list[Pooler] = []
 
     def start(mode: str, **more: Any) -> Pooler:
@@ -223,7 +126,7 @@ TRANSACTION_MODE = r"ORCA_DB leads through a pooler in transaction mode.*give th
 
 @pytest.mark.parametrize("size", [1, 4])
 def test_a_pooler_in_transaction_mode_is_refused_and_keeps_no_lock(
-    server: Server, pooler: Callable[..., Pooler], size: int
+    server: TcpPostgres, pooler: Callable[..., Pooler], size: int
 ) -> None:
     server.database().close()
     leader = Leader(pooler("transaction", size=size).url)
@@ -236,7 +139,7 @@ def test_a_pooler_in_transaction_mode_is_refused_and_keeps_no_lock(
 
 
 def test_a_loop_behind_a_pooler_in_transaction_mode_refuses_to_start_in_one_sentence(
-    server: Server, pooler: Callable[..., Pooler], home: Path
+    server: TcpPostgres, pooler: Callable[..., Pooler], home: Path
 ) -> None:
     server.database().close()
     program = Path(sys.executable).with_name("orca-infra")
@@ -259,7 +162,7 @@ def test_a_loop_behind_a_pooler_in_transaction_mode_refuses_to_start_in_one_sent
 
 
 def test_a_pooler_in_session_mode_serves_and_one_that_is_switched_later_ends_the_lead(
-    server: Server, pooler: Callable[..., Pooler]
+    server: TcpPostgres, pooler: Callable[..., Pooler]
 ) -> None:
     database = server.database()
     between = pooler("session")
@@ -280,7 +183,7 @@ def test_a_pooler_in_session_mode_serves_and_one_that_is_switched_later_ends_the
     database.close()
 
 
-def test_a_new_epoch_fences_the_writes_of_whoever_led_before(server: Server) -> None:
+def test_a_new_epoch_fences_the_writes_of_whoever_led_before(server: TcpPostgres) -> None:
     database = server.database()
     old, new = Leader(server.url), Leader(server.url)
     assert old.acquire()
@@ -309,7 +212,7 @@ def test_a_new_epoch_fences_the_writes_of_whoever_led_before(server: Server) -> 
 
 
 def test_a_leader_begins_only_after_the_transactions_of_the_one_before_have_ended(
-    server: Server, background: Callable[..., Any]
+    server: TcpPostgres, background: Callable[..., Any]
 ) -> None:
     database = server.database()
     old, new = Leader(server.url), Leader(server.url)
@@ -327,7 +230,7 @@ def test_a_leader_begins_only_after_the_transactions_of_the_one_before_have_ende
     database.close()
 
 
-def test_a_transaction_of_an_earlier_leader_that_hangs_keeps_the_next_waiting_and_says_so(server: Server) -> None:
+def test_a_transaction_of_an_earlier_leader_that_hangs_keeps_the_next_waiting_and_says_so(server: TcpPostgres) -> None:
     database = server.database()
     old, new = Leader(server.url), Leader(server.url)
     assert old.acquire()
@@ -341,7 +244,7 @@ def test_a_transaction_of_an_earlier_leader_that_hangs_keeps_the_next_waiting_an
     database.close()
 
 
-def test_the_lead_is_free_soon_after_a_host_is_gone_without_a_word(server: Server) -> None:
+def test_the_lead_is_free_soon_after_a_host_is_gone_without_a_word(server: TcpPostgres) -> None:
     """Half open: the leader's host answers nothing any more, not even that the connection is over."""
     database = server.database()
     old, new = Leader(server.url), Leader(server.url)
@@ -369,7 +272,7 @@ def test_the_lead_is_free_soon_after_a_host_is_gone_without_a_word(server: Serve
     database.close()
 
 
-def test_after_a_failover_that_lost_rows_strays_are_held_until_an_operator_agrees(server: Server) -> None:
+def test_after_a_failover_that_lost_rows_strays_are_held_until_an_operator_agrees(server: TcpPostgres) -> None:
     database = server.database()
     leader = Leader(server.url)
     assert leader.acquire()
@@ -404,7 +307,7 @@ def test_after_a_failover_that_lost_rows_strays_are_held_until_an_operator_agree
     database.close()
 
 
-def test_a_role_without_any_rights_over_the_server_leads_too(server: Server) -> None:
+def test_a_role_without_any_rights_over_the_server_leads_too(server: TcpPostgres) -> None:
     database = server.database()
     with database.transaction() as transaction:
         transaction.script(
@@ -438,12 +341,3 @@ def end_sessions(database: Database, name: str) -> None:
             "select pg_terminate_backend(pid, 5000) from pg_stat_activity where application_name = %(name)s",
             {"name": name},
         )
-
-
-def silence(descriptor: int) -> None:
-    """Have the kernel drop what comes in for this connection: its host looks as if it were gone."""
-    drop_all = create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # BPF_RET | BPF_K, 0 bytes
-    program = struct.pack("HL", 1, addressof(drop_all))
-    so_attach_filter = 26
-    with socket.socket(fileno=os.dup(descriptor)) as connection:
-        connection.setsockopt(socket.SOL_SOCKET, so_attach_filter, program)
