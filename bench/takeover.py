@@ -76,7 +76,7 @@ def after(
     with loop(folder, url, "leader") as leader:
         wait(lambda: leads(database, leader))
         with loop(folder, url, "follower") as follower:
-            wait(lambda: b'following' in (folder / "follower.log").read_bytes())
+            wait(lambda: b"following" in (folder / "follower.log").read_bytes())
             started = time.perf_counter()
             event(leader)
             wait(lambda: leads(database, follower))
