@@ -10,10 +10,11 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeGuard
 from uuid import UUID
 
 from starlette.applications import Starlette
@@ -21,7 +22,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from orca_infra.errors import AuthFailed, OrcaError, QuotaExceeded, Refused, Transient, UserError
 from orca_infra.kube.errors import Busy
@@ -58,6 +59,7 @@ _CODES: tuple[tuple[type[OrcaError], int], ...] = (
 class _Face:
     hands: LaunchHands
     callers: Callers
+    is_stopping: Callable[[], bool]
 
 
 class _Said(Exception):
@@ -68,9 +70,9 @@ class _Said(Exception):
         self.code, self.kind = code, kind
 
 
-def make_app(hands: LaunchHands, callers: Callers) -> Starlette:
-    """The application, for any ASGI server."""
-    face = _Face(hands=hands, callers=callers)
+def make_app(hands: LaunchHands, callers: Callers, *, is_stopping: Callable[[], bool] = lambda: False) -> Starlette:
+    """The application, for any ASGI server. Once the process `is_stopping`, waits are answered with what there is."""
+    face = _Face(hands=hands, callers=callers, is_stopping=is_stopping)
 
     def guarded(handler: Callable[[_Face, Request, Caller], Awaitable[Response]]) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
@@ -190,15 +192,16 @@ async def _stop(face: _Face, request: Request, caller: Caller) -> Response:
         return mine is not None and end_runtime(face.hands, id_)
 
     if not await run_in_threadpool(stop):
-        raise _none(request)
+        raise _none(request, "which lives")
     return Response(status_code=204)
 
 
 async def _extend(face: _Face, request: Request, caller: Caller) -> Response:
     id_, body = _id_of(request), await _body(request)
+    _check_fields(body, ("seconds",), "an extension")
     seconds = body.get("seconds")
-    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not math.isfinite(seconds):
-        raise _Said(400, "BadRequest", '"seconds" must be a number')
+    if not _is_number(seconds):
+        raise _Said(400, "BadRequest", "'seconds' must be a number")
 
     def extend() -> Runtime | None:
         if find_runtime(face.hands.database, id_, _scope(caller)) is None:
@@ -207,7 +210,7 @@ async def _extend(face: _Face, request: Request, caller: Caller) -> Response:
 
     found = await run_in_threadpool(extend)
     if found is None:
-        raise _none(request)
+        raise _none(request, "which lives")
     return JSONResponse(show(found))
 
 
@@ -221,7 +224,7 @@ async def _usage(face: _Face, request: Request, caller: Caller) -> Response:
             "credits": sum(line.credits for line in lines),
             "seconds": sum(line.seconds for line in lines),
             "running": sum(line.ended_at is None for line in lines),
-            "runtimes": [_plain(asdict(line)) for line in lines],
+            "runtimes": [{name: _plain(value) for name, value in asdict(line).items()} for line in lines],
         }
     )
 
@@ -233,30 +236,32 @@ async def _me(_face: _Face, _request: Request, caller: Caller) -> Response:
 
 def launch_request(body: dict[str, Any], caller: Caller, *, key: str | None = None) -> LaunchRequest:
     """What a body asks for. A message names fields, never values of secrets. `key` is the header's."""
-    for name in body:
-        if name not in LAUNCH_FIELDS:
-            near = get_close_matches(name, LAUNCH_FIELDS, 1)
-            meant = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(LAUNCH_FIELDS)}"
-            raise _Said(400, "BadRequest", f"{name!r} is no field of a launch{meant}")
+    _check_fields(body, LAUNCH_FIELDS, "a launch")
     given = {name: value for name, value in body.items() if value is not None}
     for name, value in given.items():
         if name in _TEXT_FIELDS:
             if not value or not _is_text(value) or "\0" in value:
                 raise _Said(400, "BadRequest", f"{name!r} must be a text that is not empty")
+        elif name == "resources" and isinstance(value, dict):  # 2 and "2" are quantities, as in a manifest
+            if not all(_is_text(key) and (_is_text(inner) or _is_number(inner)) for key, inner in value.items()):
+                raise _Said(400, "BadRequest", f"{name!r} must be an object whose values are quantities")
         elif not isinstance(value, dict) or not all(_is_text(key) and _is_text(inner) for key, inner in value.items()):
             raise _Said(400, "BadRequest", f"{name!r} must be an object whose values are texts")
     if "environment" not in given:
         raise _Said(400, "BadRequest", "'environment' is missing: the RuntimeEnvironment, by name")
     user = given.get("user", caller.user)
     _check_user(caller, user)
+    own_key = given.get("idempotency_key")
+    if own_key and key and own_key != key:
+        raise _Said(400, "BadRequest", "'idempotency_key' and the header Idempotency-Key are not the same")
     return LaunchRequest(
         environment=given["environment"],
         user=user,
-        requests=given.get("resources"),
+        requests={what: str(much) for what, much in given["resources"].items()} if "resources" in given else None,
         node_selector=given.get("node_selector"),
         pool=given.get("pool"),
         secrets=given.get("secrets", {}),
-        idempotency_key=given.get("idempotency_key") or key or None,
+        idempotency_key=own_key or key or None,
     )
 
 
@@ -287,12 +292,12 @@ def show(runtime: Runtime) -> dict[str, Any]:
 
 
 async def _wait(face: _Face, id_: UUID, user: str | None, seconds: float) -> Runtime | None:
-    """The runtime, as soon as it is no longer starting or the time is over."""
+    """The runtime, as soon as it is no longer starting, the time is over, or this process is to stop."""
     until = time.monotonic() + seconds
     while True:
         found = await run_in_threadpool(find_runtime, face.hands.database, id_, user)
         left = until - time.monotonic()
-        if found is None or found.state != "starting" or left <= 0:
+        if found is None or found.state != "starting" or left <= 0 or face.is_stopping():
             return found
         await asyncio.sleep(min(_POLL_SECONDS, left))
 
@@ -319,6 +324,21 @@ def _is_text(value: object) -> bool:
         return isinstance(value, str) and bool(value.encode() or True)
     except UnicodeEncodeError:
         return False
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # more digits than a float has
+        return False
+
+
+def _check_fields(body: dict[str, Any], fields: Collection[str], what: str) -> None:
+    for name in body:
+        if name not in fields:
+            near = get_close_matches(name, fields, 1)
+            meant = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(fields)}"
+            raise _Said(400, "BadRequest", f"{name!r} is no field of {what}{meant}")
 
 
 def _wait_of(request: Request) -> float:
@@ -351,8 +371,8 @@ def _check_user(caller: Caller, user: str) -> None:
         raise _Said(403, "Forbidden", f"the token is {caller.user}'s, and not for runtimes of {user}")
 
 
-def _none(request: Request) -> _Said:
-    return _Said(404, "NotFound", f"there is no runtime {request.path_params['id']}")
+def _none(request: Request, which: str = "") -> _Said:
+    return _Said(404, "NotFound", f"there is no runtime {request.path_params['id']}{', ' if which else ''}{which}")
 
 
 def _reach(face: _Face) -> None:
@@ -363,11 +383,18 @@ def _reach(face: _Face) -> None:
 def _not_served(request: Request, error: Exception) -> Response:
     code = error.status_code if isinstance(error, HTTPException) else 500
     words = {404: "there is nothing here", 405: f"{request.method} is not for this path"}
-    return _error(code, "NotServed", f"{words.get(code, 'it cannot be served')}; /openapi.json says what there is")
+    said = f"{words.get(code, 'it cannot be served')}; /openapi.json says what there is"
+    methods = {
+        method
+        for route in request.app.routes
+        if code == 405 and route.matches(request.scope)[0] is not Match.NONE
+        for method in route.methods - {"HEAD"}
+    }
+    return _error(code, "NotServed", said, allowed=", ".join(sorted(methods)))
 
 
-def _error(code: int, kind: str, message: str, *, retry_after: float | None = None) -> Response:
-    headers = {}
+def _error(code: int, kind: str, message: str, *, retry_after: float | None = None, allowed: str = "") -> Response:
+    headers = {"Allow": allowed} if allowed else {}
     if code == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if code in {429, 503}:
@@ -375,8 +402,10 @@ def _error(code: int, kind: str, message: str, *, retry_after: float | None = No
     return JSONResponse({"error": {"kind": kind, "message": message}}, code, headers)
 
 
-def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: value if isinstance(value, str | int | float | None) else str(value) for key, value in row.items()}
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return _time(value)
+    return value if isinstance(value, str | int | float | None) else str(value)
 
 
 def _time(moment: Any) -> str | None:

@@ -14,7 +14,11 @@ _MAP = {"type": "object", "additionalProperties": _TEXT}
 LAUNCH_FIELDS: dict[str, dict[str, Any]] = {
     "environment": {**_TEXT, "description": "The RuntimeEnvironment, by name."},
     "user": {**_TEXT, "description": "For whom; a token that is no launcher's can only name its own user, or nobody."},
-    "resources": {**_MAP, "description": 'What the Pod requests at least: {"cpu": "500m", "memory": "1Gi"}.'},
+    "resources": {
+        "type": "object",
+        "additionalProperties": {"type": ["string", "number"]},
+        "description": 'What the Pod requests at least: {"cpu": "500m", "memory": "1Gi"}.',
+    },
     "node_selector": {**_MAP, "description": "Labels of the node; left out: whatever the pool has."},
     "pool": {**_TEXT, "description": "Only from this pool."},
     "secrets": {**_MAP, "description": "Given to the runtime beside the user's own; these win. Kept nowhere else."},
@@ -47,6 +51,23 @@ _RUNTIME = {
         "message": {**_TEXT, "description": "Why it is not ready yet, or why it ended."},
     },
 }
+_LINE = {
+    "type": "object",
+    "description": "What one runtime has cost: exactly once it has ended, up to now while it runs.",
+    "properties": {
+        "runtime": _ID,
+        "user": _TEXT,
+        "environment": _TEXT,
+        "pool": {"type": ["string", "null"], "description": "That its Pod waited in; null: a cold start."},
+        "warm": {"type": "boolean"},
+        "assigned_at": _TIME,
+        "ended_at": {**_TIME, "type": ["string", "null"], "description": "When its end began; null: it runs."},
+        "seconds": {"type": "number", "description": "Since it could be used."},
+        "burning_rate": {"type": "number", "description": "Credits a second."},
+        "credits": {"type": "number"},
+        "reason": {**_TEXT, "description": "Why it ended; empty while it runs."},
+    },
+}
 _USAGE = {
     "type": "object",
     "properties": {
@@ -54,7 +75,7 @@ _USAGE = {
         "credits": {"type": "number"},
         "seconds": {"type": "number"},
         "running": {"type": "integer"},
-        "runtimes": {"type": "array", "items": {"type": "object"}},
+        "runtimes": {"type": "array", "items": _LINE},
     },
 }
 _ERROR = {
@@ -66,6 +87,7 @@ _SAID = {
     "401": "the token is missing, or nobody's",
     "403": "the token is not for this user",
     "404": "there is no such runtime of this user",
+    "413": "the body is too large",
     "422": "it can never be had so; the message says why",
     "429": "a quota of the cluster is full",
     "503": "try again; Retry-After says when",
@@ -108,14 +130,18 @@ def _many() -> dict[str, Any]:
         ),
     }
     return {
-        "get": {"summary": "List", "parameters": [_USER], "responses": _answers({"200": listed}, "401", "403", "503")},
+        "get": {
+            "summary": "List",
+            "parameters": [_USER],
+            "responses": _answers({"200": listed}, "400", "401", "403", "503"),
+        },
         "post": {
             "summary": "Launch",
             "parameters": [_WAIT, _KEY],
             "requestBody": {"required": True, "content": _json({"$ref": "#/components/schemas/Launch"})},
             "responses": _answers(
                 {"201": _gives("Runtime", "It was launched, or is the one that the key stands for.")},
-                *("400", "401", "403", "422", "429", "503"),
+                *("400", "401", "403", "413", "422", "429", "503"),
             ),
         },
     }
@@ -147,6 +173,7 @@ def openapi() -> dict[str, Any]:
                 {
                     "type": "object",
                     "required": ["seconds"],
+                    "additionalProperties": False,
                     "properties": {
                         "seconds": {
                             "type": "number",
@@ -157,12 +184,12 @@ def openapi() -> dict[str, Any]:
                 }
             ),
         },
-        "responses": _answers({"200": _gives("Runtime", "The runtime.")}, "400", "401", "404", "422", "503"),
+        "responses": _answers({"200": _gives("Runtime", "The runtime.")}, "400", "401", "404", "413", "422", "503"),
     }
     usage = {
         "summary": "Credits, exact for what has ended and current for what runs",
         "parameters": [_USER],
-        "responses": _answers({"200": _gives("Usage", "What a user's runtimes cost.")}, "401", "403", "503"),
+        "responses": _answers({"200": _gives("Usage", "What a user's runtimes cost.")}, "400", "401", "403", "503"),
     }
     caller = {
         "type": "object",

@@ -53,6 +53,7 @@ class Face:
     """The application with what is behind it replaced."""
 
     logged: io.StringIO
+    hands: Any = None
     app: Any = None
     asked: list[Any] = field(default_factory=list)
     launched: Launch | Exception | None = None
@@ -87,7 +88,35 @@ class Face:
                 answer.body += message.get("body", b"")
 
         asyncio.run(self.app(scope, receive, send))
+        _check_described(method, path, answer)
         return answer
+
+
+def _check_described(method: str, path: str, answer: Answer) -> None:
+    """That the document says of this answer what it is: nothing is ever answered that it does not have."""
+    described = openapi()["paths"].get(path.replace(str(ID), "{id}"), {}).get(method.lower())
+    if described is None or answer.code == 500:
+        return
+    said = described["responses"][str(answer.code)]
+    if "content" in said:
+        _check_shape(said["content"]["application/json"]["schema"], answer.json)
+
+
+def _check_shape(schema: dict[str, Any], value: Any) -> None:
+    if "$ref" in schema:
+        schema = openapi()["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    kinds: dict[str, Any] = {"string": str, "number": (int, float), "integer": int, "boolean": bool, "null": type(None)}
+    kinds |= {"object": dict, "array": list}
+    stated = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    assert any(isinstance(value, kinds[kind]) for kind in stated), (schema, value)
+    if schema.get("format") == "date-time" and value is not None:
+        assert "T" in value
+    for one in value if isinstance(value, list) else ():
+        _check_shape(schema["items"], one)
+    if isinstance(value, dict):
+        for name, one in value.items():
+            _check_shape(schema["properties"][name], one)
+        assert set(schema.get("required", ())) <= set(value)
 
 
 class NoDatabase:
@@ -105,6 +134,7 @@ def face(monkeypatch: pytest.MonkeyPatch) -> Face:
         stack_id="s",
         log=make_log(made.logged, form="json"),
     )
+    made.hands = hands
     made.app = http.make_app(hands, Tokens())
 
     def launch(_: LaunchHands, request: LaunchRequest) -> Launch:
@@ -228,6 +258,11 @@ def test_left_out_means_the_tokens_own_user_and_no_wish(face: Face) -> None:
     assert face.asked == [LaunchRequest(environment="e", user="jane", idempotency_key="h")]
 
 
+def test_resources_are_numbers_or_texts_as_in_a_manifest(face: Face) -> None:
+    face.call("POST", "/v1/runtimes", {"environment": "e", "resources": {"cpu": 2, "memory": "1Gi", "x/y": 0.5}})
+    assert face.asked[0].requests == {"cpu": "2", "memory": "1Gi", "x/y": "0.5"}
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -240,6 +275,8 @@ def test_left_out_means_the_tokens_own_user_and_no_wish(face: Face) -> None:
         ({"environment": "e", "zzz": 1}, "'zzz' is no field of a launch; there are environment, user, "),
         ({"environment": "e", "secrets": {"A": 1}}, "'secrets' must be an object whose values are texts"),
         ({"environment": "e", "resources": "cpu=1"}, "'resources' must be an object"),
+        ({"environment": "e", "resources": {"cpu": True}}, "'resources' must be an object whose values are quantities"),
+        ({"environment": "e", "idempotency_key": "other"}, "'idempotency_key' and the header Idempotency-Key are not"),
         ([], "the body must be a JSON object"),
         (b"{", "the body is no JSON"),
         (b"[" * 100_000, "the body is no JSON"),
@@ -247,7 +284,7 @@ def test_left_out_means_the_tokens_own_user_and_no_wish(face: Face) -> None:
     ],
 )
 def test_a_bad_body_is_refused_in_words(face: Face, body: Any, said: str) -> None:
-    answer = face.call("POST", "/v1/runtimes", body)
+    answer = face.call("POST", "/v1/runtimes", body, Idempotency_Key="h")
     assert (answer.code, face.asked) == (400, [])
     assert answer.message.startswith(said)
 
@@ -274,6 +311,18 @@ def test_a_cold_start_is_waited_for(face: Face) -> None:
     face.found = [runtime(warm=False, ready_at=None, ending_reason="Refused", ending_detail="no such image")]
     answer = face.call("POST", "/v1/runtimes?wait=20", {"environment": "e"})
     assert (answer.json["state"], answer.json["message"]) == ("ending", "Refused: no such image")
+
+
+def test_a_process_that_is_stopped_answers_whoever_waits_with_what_there_is(face: Face) -> None:
+    starting = runtime(ready_at=None, warm=False, problem="starting")
+
+    def is_stopping() -> bool:
+        return len(face.asked) > 1  # it has looked once more
+
+    face.app = http.make_app(face.hands, Tokens(), is_stopping=is_stopping)
+    face.found = [starting]
+    answer = face.call("GET", f"/v1/runtimes/{ID}?wait=300")
+    assert (answer.code, answer.json["state"], len(face.asked)) == (200, "starting", 2)
 
 
 @pytest.mark.parametrize("token", [None, "", "nobodys", "jane-token "[:-2]])
@@ -314,7 +363,7 @@ def test_look_stop_extend_usage_and_me(face: Face) -> None:
     assert face.call("DELETE", f"/v1/runtimes/{ID}").code == 204
     assert face.call("POST", f"/v1/runtimes/{ID}/extend", {"seconds": 60}).json["warm"] is True
     assert face.call("POST", f"/v1/runtimes/{ID}/extend", {"seconds": 60}, token="hub-token").json["warm"] is False
-    for bad in ({}, {"seconds": "1"}, {"seconds": True}, b'{"seconds": NaN}'):
+    for bad in ({}, {"seconds": "1"}, {"seconds": True}, b'{"seconds": NaN}', {"seconds": 10**400}, {"second": 1}):
         assert face.call("POST", f"/v1/runtimes/{ID}/extend", bad).code == 400
     usage = face.call("GET", "/v1/usage").json
     assert (usage["user"], usage["credits"], usage["seconds"], usage["running"]) == ("jane", 3.0, 6.0, 1)
@@ -373,4 +422,5 @@ def test_health_and_what_is_not_served(face: Face) -> None:
     assert face.call("GET", "/readyz", token=None).code == 503
     assert 'orca_infra_claim_seconds_count{start="warm"}' in face.call("GET", "/metrics", token=None).body.decode()
     assert face.call("GET", "/v2", token=None).message == "there is nothing here; /openapi.json says what there is"
-    assert face.call("PUT", "/v1/runtimes", {}).code == 405
+    answer = face.call("PUT", "/v1/runtimes", {})
+    assert (answer.code, answer.headers["allow"]) == (405, "GET, POST")
