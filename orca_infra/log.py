@@ -6,6 +6,7 @@ For people on a terminal the line is coloured; elsewhere it is JSON (ORCA_LOG=js
 from __future__ import annotations
 
 import sys
+from logging import INFO, WARNING
 from typing import Protocol, TextIO, cast
 
 import structlog
@@ -19,8 +20,11 @@ class Log(Protocol):
     def warning(self, event: str, **particulars: object) -> None: ...
 
 
-def make_log(stream: TextIO | None = None, *, form: str | None = None) -> Log:
-    """A log that writes to `stream` (standard error). `form` is `json` or `text`; None: by whether it is a terminal."""
+def make_log(stream: TextIO | None = None, *, form: str | None = None, warnings_only: bool = False) -> Log:
+    """A log that writes to `stream` (standard error). `form` is `json` or `text`; None: by whether it is a terminal.
+
+    `warnings_only` is for a command that says itself what it did.
+    """
     stream = stream or sys.stderr
     form = form or ("text" if stream.isatty() else "json")
     renderer: structlog.types.Processor = (
@@ -30,6 +34,7 @@ def make_log(stream: TextIO | None = None, *, form: str | None = None) -> Log:
     )
     logger = structlog.wrap_logger(
         structlog.PrintLogger(stream),
+        wrapper_class=structlog.make_filtering_bound_logger(WARNING if warnings_only else INFO),
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),

@@ -19,6 +19,7 @@ from orca_infra.quantity import duration_text
 from orca_infra.record.words import of_action
 
 _WIDTH_OF_A_FILE = 1000
+_NARROW = 150
 _WAITING_SHOWN = 5
 _STATE_STYLES = {"making": "cyan", "booting": "cyan", "busy": "green", "idle": "yellow", "removing": "red"}
 
@@ -80,19 +81,29 @@ def status_for_people(status: Mapping[str, Any]) -> None:
         out.print(_text(f"last change: {last['id']}, {ago(last['at'], now)} ago: {last['decided']}"))
 
 
+def is_narrow() -> bool:
+    """Whether a table has no room for what can be left out."""
+    return console().width < _NARROW
+
+
 def say(sentence: str) -> None:
     """A line of its own."""
     console().print(_text(sentence), soft_wrap=True)
 
 
 def rows_for_people(headings: Sequence[str], rows: Sequence[Sequence[object]], nothing: str) -> None:
-    """A plain table; `nothing` is said when there are no rows."""
+    """A plain table; `nothing` is said when there are no rows.
+
+    What is too long for its column goes on in the next line, and nothing is cut off: names are there to be copied.
+    """
     out = console()
     if not rows:
         if nothing:
             out.print(_text(nothing))
         return
-    table = Table(*headings, box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
     for row in rows:
         table.add_row(*(_text(_words(cell)) for cell in row))
     out.print(table)

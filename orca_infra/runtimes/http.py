@@ -267,11 +267,6 @@ def launch_request(body: dict[str, Any], caller: Caller, *, key: str | None = No
 
 def show(runtime: Runtime) -> dict[str, Any]:
     """A runtime as answers have it."""
-    message = runtime.ending_detail or runtime.refused or runtime.problem
-    if runtime.ending_reason is not None:
-        message = (
-            f"{runtime.ending_reason}: {runtime.ending_detail}" if runtime.ending_detail else runtime.ending_reason
-        )
     return {
         "id": str(runtime.id),
         "user": runtime.user,
@@ -287,7 +282,7 @@ def show(runtime: Runtime) -> dict[str, Any]:
         "ended_at": _time(runtime.ended_at),
         "burning_rate": runtime.burning_rate,
         "credits": runtime.credits,
-        "message": message,
+        "message": runtime.message,
     }
 
 

@@ -34,6 +34,8 @@ from orca_infra.runtimes.touch import TOUCHES, PodLost, Touch, touch
 _TRIES = 10
 #: Both together are a key of an index, which takes no more; the API server's names of service accounts are much shorter.
 _NAME_BYTES = 1000
+#: Of environments or pools, to somebody who asked for one that is not there.
+_NAMES_SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +140,7 @@ def launch(hands: LaunchHands, request: LaunchRequest) -> Launch:
 
 def _launch(hands: LaunchHands, request: LaunchRequest, asked: Mapping[str, int]) -> Launch:
     began_at = monotonic()
-    if (known := _known(hands, request)) is not None and known.secret_made:
+    if (known := _known(hands, request, asked)) is not None and known.secret_made:
         return known.launch()
     data = gather_secrets(hands.kube, hands.namespace, request.user, request.secrets)
     for _ in range(_TRIES):
@@ -187,13 +189,28 @@ def _check_name(what: str, text: str) -> None:
         raise Refused(f"the {what} of a launch has {size} bytes, more than {_NAME_BYTES}")
 
 
-def _known(hands: LaunchHands, request: LaunchRequest) -> _Claim | None:
-    """The runtime that this key stands for."""
+def _known(hands: LaunchHands, request: LaunchRequest, asked: Mapping[str, int]) -> _Claim | None:
+    """The runtime that this key stands for. Raises Refused when it is not what is asked for now."""
     if request.idempotency_key is None:
         return None
     with hands.database.statement() as statement:
         rows = statement.rows(_Claim, SQL["by_key"], {"user": request.user, "key": request.idempotency_key})
-    return _usable(rows[0], request) if rows else None
+        if not rows:
+            return None
+        fits = statement.value(SQL["is_as_asked"], {"pod": rows[0].pod, **_wishes(request, asked)})
+    claim = _usable(rows[0], request)
+    if not fits:
+        raise Refused(
+            f"the key {request.idempotency_key!r} stands for runtime {claim.id} already, which has not the resources, the "
+            f"node selection or the pool that this launch asks for"
+        )
+    return claim
+
+
+def _wishes(request: LaunchRequest, asked: Mapping[str, int]) -> dict[str, Any]:
+    """What a Pod has to fit, as the statements take it."""
+    placement = None if request.node_selector is None else json.dumps(placement_of(request.node_selector, {}))
+    return {"pool": request.pool, "requests": json.dumps(asked), "placement": placement}
 
 
 def _usable(claim: _Claim, request: LaunchRequest) -> _Claim:
@@ -208,15 +225,12 @@ def _usable(claim: _Claim, request: LaunchRequest) -> _Claim:
 
 def _claim(hands: LaunchHands, request: LaunchRequest, asked: Mapping[str, int]) -> _Claim | None:
     """A warm Pod that fits, taken for good; None when there is none."""
-    placement = None if request.node_selector is None else json.dumps(placement_of(request.node_selector, {}))
     parameters = {
         "environment": request.environment,
         "namespace": hands.namespace,
         "user": request.user,
         "key": request.idempotency_key,
-        "pool": request.pool,
-        "requests": json.dumps(asked),
-        "placement": placement,
+        **_wishes(request, asked),
     }
     with hands.database.statement() as statement:
         rows = statement.rows(_Claim, SQL["claim"], parameters)
@@ -255,14 +269,18 @@ def _environment_and_pool(hands: LaunchHands, request: LaunchRequest) -> tuple[E
     """The environment, and the pool whose rate and time hold: the one that is named, else the environment's first by name."""
     found = hands.kube.get(Ref(kind=RUNTIME_ENVIRONMENT, namespace=hands.namespace, name=request.environment))
     if found is None:
-        raise Refused(f"there is no environment {request.environment} in namespace {hands.namespace}")
+        others = hands.kube.list(RUNTIME_ENVIRONMENT, namespace=hands.namespace).items
+        there = ", ".join(sorted(str(item["metadata"]["name"]) for item in others)[:_NAMES_SHOWN])
+        said = f"; there are: {there}" if there else ", nor any other"
+        raise Refused(f"there is no environment {request.environment} in namespace {hands.namespace}{said}")
     pools = (read_pool(item) for item in hands.kube.list(RUNTIME_POOL, namespace=hands.namespace).items)
-    fitting = [pool for pool in pools if pool.environment == request.environment and not pool.deleting]
-    if request.pool is not None:
-        fitting = [pool for pool in fitting if pool.name == request.pool]
+    of_it = [pool for pool in pools if pool.environment == request.environment and not pool.deleting]
+    if not of_it:
+        raise Refused(f"environment {request.environment} has no pool, and so no burningRate and no time")
+    fitting = [pool for pool in of_it if request.pool in {None, pool.name}]
     if not fitting:
-        named = f" that is called {request.pool}" if request.pool is not None else ""
-        raise Refused(f"environment {request.environment} has no pool{named}, and so no burningRate and no time")
+        there = ", ".join(sorted(pool.name for pool in of_it)[:_NAMES_SHOWN])
+        raise Refused(f"environment {request.environment} has no pool {request.pool}; it has: {there}")
     environment = read_environment(found)
     if not hands.allowed.has_image(environment.image):
         raise Refused(

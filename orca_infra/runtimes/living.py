@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -14,6 +15,7 @@ from orca_infra.runtimes.model import EndReason
 from orca_infra.runtimes.observe import SQL
 
 _EXTEND_MOST_SECONDS = 10 * 366 * 86400
+_POLL_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,13 @@ class Runtime:
             return "ending"
         return "ready" if self.ready_at is not None else "starting"
 
+    @property
+    def message(self) -> str:
+        """Why it is not ready yet, or why it ended; empty when there is nothing to say."""
+        if self.ending_reason is not None:
+            return f"{self.ending_reason}: {self.ending_detail}" if self.ending_detail else self.ending_reason
+        return self.refused or self.problem
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageLine:
@@ -88,6 +97,24 @@ def find_runtime(database: Database, id: UUID, user: str | None = None) -> Runti
     with database.snapshot() as transaction:
         found = transaction.rows(Runtime, SQL["runtimes"], {"user": user, "id": id})
     return found[0] if found else None
+
+
+def find_ids(database: Database, beginning: str, *, ended: bool = False) -> list[UUID]:
+    """Up to two runtimes whose ids begin so, of those that live; with `ended` of all that are kept."""
+    with database.snapshot() as transaction:
+        rows = transaction.dicts(SQL["ids_beginning"], {"beginning": f"{beginning}%", "ended": ended})
+    return [row["id"] for row in rows]
+
+
+def wait_for_runtime(database: Database, id: UUID, seconds: float) -> Runtime | None:  # noqa: A002
+    """The runtime, as soon as it is no longer starting or the time is over; None when there is none."""
+    until = time.monotonic() + seconds
+    while True:
+        found = find_runtime(database, id)
+        left = until - time.monotonic()
+        if found is None or found.state != "starting" or left <= 0:
+            return found
+        time.sleep(min(_POLL_SECONDS, left))
 
 
 def read_usage(database: Database, user: str) -> list[UsageLine]:

@@ -92,6 +92,10 @@ def with_conditions(pool: Pool, status: PoolStatus, *more: Condition, now: datet
     return replace(status, conditions=tuple(dated(one) for one in (*status.conditions, *more)))
 
 
+def _pods(count: int) -> str:
+    return "1 Pod is" if count == 1 else f"{count} Pods are"
+
+
 def pool_events(
     births: Iterable[Birth],
     endings: Iterable[tuple[Pool, Ending]],
@@ -99,7 +103,7 @@ def pool_events(
 ) -> tuple[PoolEvent, ...]:
     """What `kubectl describe` shows: one event for each reason of each pool in a pass, however many Pods it is about."""
     events = [
-        PoolEvent(pool=birth.pool, reason="Born", message=f"{birth.count} Pods are born of {birth.environment.image}")
+        PoolEvent(pool=birth.pool, reason="Born", message=f"{_pods(birth.count)} born of {birth.environment.image}")
         for birth in births
     ]
     grouped: dict[tuple[str, str], list[tuple[Pool, Ending]]] = {}

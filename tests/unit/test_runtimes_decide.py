@@ -485,6 +485,8 @@ def test_events_tell_what_happened_once_for_each_reason() -> None:
     again = plan(environments={}, pools=(replace(POOL, status=made.statuses[0].status),))
     assert (again.statuses, again.events) == ((), ())
     assert [(event.reason, event.message) for event in plan().events] == [("Born", "3 Pods are born of image:2")]
+    [event] = plan(pools=(replace(POOL, size=1),)).events
+    assert event.message == "1 Pod is born of image:2"
     rows = tuple(row(number) for number in range(1, 6))
     made = plan(rows=rows, objects=tuple(pod(number) for number in range(1, 6)))
     [surplus] = made.events

@@ -94,6 +94,15 @@ select pg_advisory_xact_lock(hashtextextended('orca.launch:' || %(user)s || ':' 
 -- name: by_key
 select * from orca.runtime_of_key(%(user)s, %(key)s)
 
+-- name: is_as_asked
+-- Whether the Pod of a runtime is what a launch asks for, by the rules of claims. A cold start's has no pool.
+select (%(pool)s::text is null or p.pool is null or p.pool = %(pool)s)
+  and (%(placement)s::jsonb is null or p.placement = %(placement)s::jsonb)
+  and not exists (
+      select from jsonb_each_text(%(requests)s) asked
+      where coalesce((p.requests ->> asked.key)::numeric, 0) < asked.value::numeric)
+from orca.runtime_pods p where p.name = %(pod)s
+
 -- name: claim
 -- The runtime of the key, else the smallest warm Pod that fits, exactly once.
 select * from orca.claim_runtime(%(environment)s, %(namespace)s, %(user)s, %(key)s, %(pool)s, %(requests)s, %(placement)s)
@@ -140,6 +149,10 @@ left join orca.kube_objects o on o.pod = p.name and o.kind = 'Pod'
 where case when %(id)s::uuid is null then r.ended_at is null else r.id = %(id)s end
   and (%(user)s::text is null or r.user_name = %(user)s)
 order by r.assigned_at, r.id
+
+-- name: ids_beginning
+-- Those that live, and with `ended` the others that are still kept. Two are enough to see that it is not one.
+select id from orca.runtimes where id::text like %(beginning)s and (%(ended)s or ended_at is null) order by id limit 2
 
 -- name: extend_runtime
 -- At least so long from now on; never sooner than before. Not one whose time is over, though no loop has seen that yet.

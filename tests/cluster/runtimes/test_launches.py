@@ -6,12 +6,14 @@ import base64
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+from typer.testing import CliRunner
 
-from orca_infra.errors import Refused
+from orca_infra.cli import app
+from orca_infra.errors import OrcaError, Refused, UserError
 from orca_infra.runtimes.launch import Launch, LaunchRequest, launch
 from orca_infra.runtimes.living import end_runtime, list_runtimes
 from orca_infra.runtimes.model import RuntimePlan
@@ -20,6 +22,7 @@ from orca_infra.testing.cluster import TestCluster
 
 if TYPE_CHECKING:
     from tests.cluster.runtimes.conftest import Room
+    from tests.conftest import Background
 
 
 def test_the_shared_pool_applied_unchanged_keeps_three_warm_pods_and_a_launch_takes_one(
@@ -153,9 +156,58 @@ def test_one_key_gives_one_runtime_however_often_and_to_its_user_alone(room: Roo
         launch(room.launching, LaunchRequest(environment="x", user="jane", idempotency_key="k"))
     cold = room.launch("jo", idempotency_key="c", requests={"cpu": "2"})
     assert room.launch("jo", idempotency_key="c", requests={"cpu": "2"}) == cold
+    misfits: list[dict[str, Any]] = [{"requests": {"cpu": "501m"}}, {"node_selector": {"a": "b"}}, {"pool": "x"}]
+    for misfit in misfits:
+        with pytest.raises(Refused, match=f"'k' stands for runtime {first.id} already, which has not the resources"):
+            room.launch(idempotency_key="k", **misfit)
+    fits: dict[str, Any] = {
+        "requests": {"cpu": "500m"},
+        "node_selector": room.node_labels,
+        "pool": "python-simple-pool",
+    }
+    assert room.launch(idempotency_key="k", **fits) == first
     end_runtime(room.launching, first.id)
     with pytest.raises(Refused, match=f"runtime {first.id} has ended: Stopped"):
         room.launch(idempotency_key="k")
+
+
+def test_a_person_launches_at_the_command_line_and_waits(
+    room: Room, monkeypatch: pytest.MonkeyPatch, background: type[Background]
+) -> None:
+    room.fill(size=1)
+    for name, value in room.product_environment(TOKEN="s3cr3t", COLUMNS="80").items():
+        monkeypatch.setenv(name, value)
+
+    def run(*arguments: str) -> str:
+        command = ("runtimes", "launch", "python-simple-env", "--user", "jane", *arguments)
+        result = CliRunner().invoke(app, command, catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    warm = run("--secret", "TOKEN", "--wait", "1m")
+    assert "warm" in warm
+    assert "state        ready" in warm
+    [pod] = room.pods()
+    assert room.secret_values(pod) == {"TOKEN": "s3cr3t"}
+    assert "state        starting" in run("--request", "cpu=1")
+    with pytest.raises(OrcaError, match="is not ready after --wait 0.1"):
+        run("--request", "cpu=1", "--wait", "0.1")
+    is_over = threading.Event()
+    passes = background(lambda: room.until(is_over.is_set, 300))
+    cold = run("--request", "cpu=1", "--node-selector", "role.datalayer.io/runtime=true", "--wait", "5m")
+    is_over.set()
+    passes.join()
+    assert "state        ready" in cold
+    for bad, said in (
+        (["--pool", "nowhere"], "it has: python-simple-pool"),
+        (["--request", "cpu=lots"], "cpu must be a quantity"),
+        (["--request", "cpu=1", "--request", "cpu=2"], "cpu was given before, as 1"),
+        (["--node-selector", "x"], "must be NAME=VALUE"),
+        (["--secret", "NOT_THERE"], "no such environment variable"),
+        (["--wait", "soon"], "--wait soon: .* is not a duration"),
+    ):
+        with pytest.raises(UserError, match=said):
+            run(*bad)
 
 
 def test_a_launch_takes_what_fits_the_smallest_first_and_else_starts_cold(room: Room) -> None:
@@ -174,9 +226,9 @@ def test_a_launch_takes_what_fits_the_smallest_first_and_else_starts_cold(room: 
     named = room.launch(pool="large", requests={"cpu": "8"})
     assert not named.warm
     assert room.runtime(named.id)["burning_rate"] == 5
-    with pytest.raises(Refused, match="no pool that is called nowhere"):
+    with pytest.raises(Refused, match="has no pool nowhere; it has: large, python-simple-pool"):
         room.launch(pool="nowhere")
-    with pytest.raises(Refused, match="no environment x"):
+    with pytest.raises(Refused, match="no environment x in namespace .*; there are: python-simple-env"):
         launch(room.launching, LaunchRequest(environment="x", user="jane"))
     room.make_environment(name="lonely")
     with pytest.raises(Refused, match="lonely has no pool"):
