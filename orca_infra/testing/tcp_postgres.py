@@ -45,8 +45,8 @@ class TcpPostgres:
         self.url = f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
 
     def start(self) -> None:
-        places = ["-D", self.data, "-h", "127.0.0.1", "-p", str(self.port), "-k", self.folder]
-        command = [self._programs / "postgres", *places, "-c", "fsync=off", "-c", "shared_buffers=16MB"]
+        places = ["-D", str(self.data), "-h", "127.0.0.1", "-p", str(self.port), "-k", str(self.folder)]
+        command = [str(self._programs / "postgres"), *places, "-c", "fsync=off", "-c", "shared_buffers=16MB"]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [*self._drop, "--pdeathsig=INT", *command] if self._drop else command, stdout=log, stderr=log
