@@ -12,10 +12,10 @@ _KEPT = {"x-kubernetes-preserve-unknown-fields": True}
 # A server-side apply that takes the last key out of a map leaves null there.
 _NULL = {"nullable": True}
 _TEXT = {"type": "string"}
-# k8s.io/apimachinery, pkg/api/resource; without a sign, since no request is negative.
-_QUANTITY_PATTERN = (
-    r"^\+?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
-)
+# Rules say what a pattern would not: the API server quotes their messages. What they cost at most is known by these limits,
+# which are far from what anybody writes.
+_MANY = 64
+_QUANTITY_CHARACTERS = 64
 
 
 def structure(properties: dict[str, Any], *required: str, **more: Any) -> dict[str, Any]:
@@ -27,6 +27,10 @@ def structure(properties: dict[str, Any], *required: str, **more: Any) -> dict[s
         **({"required": list(required)} if required else {}),
         **more,
     }
+
+
+def _rules(*rules: tuple[str, str]) -> dict[str, Any]:
+    return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in rules]}
 
 
 def _list(items: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -46,13 +50,45 @@ _QUANTITIES = {
     **_NULL,
     "additionalProperties": {
         "anyOf": [{"type": "integer"}, {"type": "string"}],
-        "minimum": 0,
-        "pattern": _QUANTITY_PATTERN,
+        "maxLength": _QUANTITY_CHARACTERS,
         "x-kubernetes-int-or-string": True,
     },
+    "maxProperties": _MANY,
+    **_rules(
+        (
+            "self.all(what, isQuantity(string(self[what])) && !quantity(string(self[what])).isLessThan(quantity('0')))",
+            "each must be a quantity of 0 or more, such as 500m, 2 or 1.5Gi",
+        )
+    ),
 }
-RESOURCES = structure({"requests": _QUANTITIES, "limits": _QUANTITIES})
+_NO_LESS = (
+    "!has(self.requests) || !has(self.limits) || self.requests.all(what, !(what in self.limits) || "
+    "!isQuantity(string(self.requests[what])) || !isQuantity(string(self.limits[what])) || "
+    "!quantity(string(self.limits[what])).isLessThan(quantity(string(self.requests[what]))))"
+)
+RESOURCES = structure(
+    {
+        "requests": {
+            **_QUANTITIES,
+            "description": "What a node must have free; of what has a limit alone, that limit.",
+        },
+        "limits": {**_QUANTITIES, "description": "What a Pod may use at the most."},
+    },
+    **_rules(
+        (
+            _NO_LESS,
+            "no request may be more than the limit of the same resource",
+        )
+    ),
+)
 
+_VALUES_RULES = (
+    ("!(self.operator in ['In', 'NotIn']) || (has(self.values) && size(self.values) > 0)", "In and NotIn need values"),
+    (
+        "!(self.operator in ['Exists', 'DoesNotExist']) || !has(self.values) || size(self.values) == 0",
+        "Exists and DoesNotExist take no values",
+    ),
+)
 _NODE_REQUIREMENT = structure(
     {
         "key": _TEXT,
@@ -61,15 +97,29 @@ _NODE_REQUIREMENT = structure(
     },
     "key",
     "operator",
+    **_rules(
+        *_VALUES_RULES,
+        (
+            "!(self.operator in ['Gt', 'Lt']) || (has(self.values) && size(self.values) == 1)",
+            "Gt and Lt need one value, a whole number",
+        ),
+    ),
 )
-_NODE_TERM = structure({"matchExpressions": _list(_NODE_REQUIREMENT), "matchFields": _list(_NODE_REQUIREMENT)})
+_NODE_TERM = structure(
+    {
+        "matchExpressions": _list(_NODE_REQUIREMENT, maxItems=_MANY),
+        "matchFields": _list(_NODE_REQUIREMENT, maxItems=_MANY),
+    }
+)
 _NODE_AFFINITY = structure(
     {
         "requiredDuringSchedulingIgnoredDuringExecution": structure(
-            {"nodeSelectorTerms": _list(_NODE_TERM, minItems=1)}, "nodeSelectorTerms", **_NULL
+            {"nodeSelectorTerms": _list(_NODE_TERM, minItems=1, maxItems=_MANY)}, "nodeSelectorTerms", **_NULL
         ),
         "preferredDuringSchedulingIgnoredDuringExecution": _list(
-            structure({"weight": _integer(1, 100), "preference": _NODE_TERM}, "weight", "preference"), **_NULL
+            structure({"weight": _integer(1, 100), "preference": _NODE_TERM}, "weight", "preference"),
+            maxItems=_MANY,
+            **_NULL,
         ),
     },
     **_NULL,
@@ -78,11 +128,12 @@ _LABEL_REQUIREMENT = structure(
     {"key": _TEXT, "operator": _choice("In", "NotIn", "Exists", "DoesNotExist"), "values": _list(_TEXT, **_NULL)},
     "key",
     "operator",
+    **_rules(*_VALUES_RULES),
 )
 _LABEL_SELECTOR = structure(
     {
         "matchLabels": {"type": "object", **_NULL, "additionalProperties": _TEXT},
-        "matchExpressions": _list(_LABEL_REQUIREMENT, **_NULL),
+        "matchExpressions": _list(_LABEL_REQUIREMENT, maxItems=_MANY, **_NULL),
     },
     **_NULL,
 )
@@ -97,9 +148,11 @@ _POD_TERM = structure(
 )
 _POD_AFFINITY = structure(
     {
-        "requiredDuringSchedulingIgnoredDuringExecution": _list(_POD_TERM, **_NULL),
+        "requiredDuringSchedulingIgnoredDuringExecution": _list(_POD_TERM, maxItems=_MANY, **_NULL),
         "preferredDuringSchedulingIgnoredDuringExecution": _list(
-            structure({"weight": _integer(1, 100), "podAffinityTerm": _POD_TERM}, "weight", "podAffinityTerm"), **_NULL
+            structure({"weight": _integer(1, 100), "podAffinityTerm": _POD_TERM}, "weight", "podAffinityTerm"),
+            maxItems=_MANY,
+            **_NULL,
         ),
     },
     **_NULL,
@@ -115,10 +168,40 @@ TOLERATIONS = _list(
             "value": _TEXT,
             "effect": _choice("", "NoSchedule", "PreferNoSchedule", "NoExecute"),
             "tolerationSeconds": {"type": "integer", "format": "int64", **_NULL},
-        }
+        },
+        **_rules(
+            (
+                "(has(self.key) && self.key != '') || (has(self.operator) && self.operator == 'Exists')",
+                "without a key, the operator must be Exists",
+            ),
+            (
+                "!has(self.operator) || self.operator != 'Exists' || !has(self.value) || self.value == ''",
+                "Exists takes no value",
+            ),
+            (
+                "!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
+                "tolerationSeconds needs the effect NoExecute",
+            ),
+        ),
     ),
+    maxItems=_MANY,
     **_NULL,
 )
+# k8s.io/apimachinery, util/validation: a prefix of names with dots, and a name.
+_LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+_LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$"
+NODE_SELECTOR = {
+    "type": "object",
+    **_NULL,
+    "additionalProperties": {"type": "string", "maxLength": 63},
+    "maxProperties": _MANY,
+    **_rules(
+        (
+            f"self.all(key, size(key) <= 317 && key.matches(r'{_LABEL_KEY}') && self[key].matches(r'{_LABEL_VALUE}'))",
+            "each must be a node's label: of letters, digits, '-', '_' and '.', the key perhaps after a domain and '/'",
+        )
+    ),
+}
 #: Of an environment, for everybody who launches it: what is one user's own is given at assignment, and nothing secret is in
 #: a Pod's environment, where every child process and every `describe` has it.
 VARIABLES = _list(

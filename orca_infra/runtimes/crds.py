@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from orca_infra.runtimes.core_types import AFFINITY, RESOURCES, TOLERATIONS, VARIABLES, structure
+from orca_infra.runtimes.core_types import AFFINITY, NODE_SELECTOR, RESOURCES, TOLERATIONS, VARIABLES, structure
 from orca_infra.runtimes.model import BURNING_RATE_MAX, CULL_SECONDS_MAX, POOL_SIZE_MAX
 
 GROUP = "datalayer.io"
@@ -20,6 +20,7 @@ _NULL = {"nullable": True}
 
 _POOL_SPEC = {
     **_OPEN,
+    "description": "What is kept warm, and where. A change reaches Pods that are born afterwards.",
     "required": ["environment", "size"],
     "properties": {
         "environment": {**_NAME, "description": "The RuntimeEnvironment of its Pods, by name."},
@@ -44,6 +45,7 @@ _POOL_SPEC = {
         "cull": {
             **_OPEN,
             **_NULL,
+            "description": "When its runtimes are culled; left out: never.",
             "properties": {
                 "seconds": {
                     "type": "number",
@@ -54,33 +56,41 @@ _POOL_SPEC = {
                 }
             },
         },
-        "affinity": {**AFFINITY, "description": "As in a Pod."},
-        "nodeSelector": {
-            "type": "object",
-            **_NULL,
-            "additionalProperties": _TEXT,
-            "description": "As in a Pod.",
-        },
-        "tolerations": {**TOLERATIONS, "description": "As in a Pod."},
+        "affinity": {**AFFINITY, "description": "Where its Pods are scheduled, as in a Pod."},
+        "nodeSelector": {**NODE_SELECTOR, "description": "Labels of the nodes that its Pods may be on, as in a Pod."},
+        "tolerations": {**TOLERATIONS, "description": "Which taints of nodes its Pods bear, as in a Pod."},
     },
 }
 _POOL_STATUS = {
     **_OPEN,
+    "description": "What there is, and why not more.",
     "properties": {
         "warm": {"type": "integer", "description": "Pods that a launch can take."},
         "assigned": {"type": "integer", "description": "Runtimes of this pool's Pods."},
         "message": {**_TEXT, "description": "Why fewer Pods than wanted are warm."},
-        "observedGeneration": {"type": "integer", "format": "int64"},
+        "observedGeneration": {
+            "type": "integer",
+            "format": "int64",
+            "description": "The metadata.generation that this status speaks of.",
+        },
         "conditions": {
             "type": "array",
             "description": "Ready: as many Pods as wanted are warm. Provisioned: the nodes can hold what all pools ask for.",
             "items": structure(
                 {
-                    "type": _TEXT,
-                    "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
-                    "reason": _TEXT,
-                    "message": _TEXT,
-                    "lastTransitionTime": {"type": "string", "format": "date-time"},
+                    "type": {**_TEXT, "description": "Ready or Provisioned."},
+                    "status": {
+                        "type": "string",
+                        "enum": ["True", "False", "Unknown"],
+                        "description": "Whether it is so.",
+                    },
+                    "reason": {**_TEXT, "description": "Why, in one word for programs."},
+                    "message": {**_TEXT, "description": "Why, for people."},
+                    "lastTransitionTime": {
+                        "type": "string",
+                        "format": "date-time",
+                        "description": "Since when its status is as it is.",
+                    },
                 },
                 "type",
                 "status",
@@ -92,21 +102,30 @@ _POOL_STATUS = {
 }
 _ENVIRONMENT_SPEC = {
     **_OPEN,
+    "description": "What runs in a Pod. A change reaches Pods that are born afterwards.",
     "required": ["dockerImage"],
     "properties": {
         "dockerImage": {"type": "string", "minLength": 1, "description": "The image of its Pods."},
-        "title": _TEXT,
-        "language": _TEXT,
-        "description": _TEXT,
-        "resourcesRanges": {**_OPEN, "properties": {"default": RESOURCES}},
+        "title": {**_TEXT, "description": "Its name for people."},
+        "language": {**_TEXT, "description": "What is programmed in."},
+        "description": {**_TEXT, "description": "What it is for, for people."},
+        "resourcesRanges": {
+            **_OPEN,
+            "description": "What its Pods are given, unless their pool has resources of its own.",
+            "properties": {"default": {**RESOURCES, "description": "The requests and limits of its Pods."}},
+        },
         "env": {
             **VARIABLES,
             "description": "Variables, as in a Pod. No secrets: those are given to a runtime when it is assigned.",
         },
-        "snippets": _KEPT,
-        "kernel": {**_OPEN, "properties": {"givenNameTemplate": _TEXT}},
-        "example": _TEXT,
-        "icon": _TEXT,
+        "snippets": {**_KEPT, "description": "Code that a front end offers; kept as it is."},
+        "kernel": {
+            **_OPEN,
+            "description": "Of its kernels, for a front end; kept as it is.",
+            "properties": {"givenNameTemplate": {**_TEXT, "description": "How a kernel is named."}},
+        },
+        "example": {**_TEXT, "description": "What a front end shows as an example; kept as it is."},
+        "icon": {**_TEXT, "description": "What a front end shows; kept as it is."},
     },
 }
 
@@ -133,6 +152,7 @@ def runtime_pool_crd() -> dict[str, Any]:
         names,
         columns,
         {"spec": _POOL_SPEC, "status": _POOL_STATUS},
+        "Pods of one RuntimeEnvironment that are kept warm, so that a launch takes one instead of waiting for it.",
         subresources={"status": {}, "scale": scale},
     )
 
@@ -151,7 +171,8 @@ def runtime_environment_crd() -> dict[str, Any]:
         _column("Image", "string", ".spec.dockerImage"),
         _column("Age", "date", ".metadata.creationTimestamp"),
     ]
-    return _crd(names, columns, {"spec": _ENVIRONMENT_SPEC})
+    said = "What runs in a runtime's Pod: its image, variables and resources. RuntimePools keep Pods of it warm."
+    return _crd(names, columns, {"spec": _ENVIRONMENT_SPEC}, said)
 
 
 def _column(name: str, type_: str, path: str) -> dict[str, str]:
@@ -162,6 +183,7 @@ def _crd(
     names: dict[str, Any],
     columns: list[dict[str, str]],
     properties: dict[str, Any],
+    description: str,
     *,
     subresources: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -169,7 +191,14 @@ def _crd(
         "name": "v1",
         "served": True,
         "storage": True,
-        "schema": {"openAPIV3Schema": {"type": "object", "required": ["spec"], "properties": properties}},
+        "schema": {
+            "openAPIV3Schema": {
+                "type": "object",
+                "description": description,
+                "required": ["spec"],
+                "properties": properties,
+            }
+        },
         "additionalPrinterColumns": columns,
         **({"subresources": subresources} if subresources else {}),
     }

@@ -70,7 +70,9 @@ class _Case:
             return self.node.problem
         if self.pod is not None:
             return self.pod.problem
-        return f"refused: {self.row.refused}"[:_MESSAGE_LIMIT] if self.row.refused else ""
+        # Without its own name: all that are refused for one reason say the same.
+        refused = self.row.refused.replace(f'"{self.row.name}" ', "")
+        return f"refused: {refused}"[:_MESSAGE_LIMIT] if refused else ""
 
 
 def decide(snapshot: RuntimeSnapshot, limits: RuntimeLimits) -> RuntimePlan:

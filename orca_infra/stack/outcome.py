@@ -48,6 +48,8 @@ _BROKEN = re.compile(
     r"|failed to load checkpoint: EOF$",  # of an empty one; a connection that ends says more than that
     re.MULTILINE,
 )
+# What the Kubernetes provider puts before the API server's words: they are cut in some places, and say the cause.
+_BEFORE_WORDS = re.compile(r'\Aresource "urn:[^"]*" was not successfully \w+ by the Kubernetes API server: ')
 # What the engine adds to every failure and which says nothing of its cause.
 _NOISE = ("update failed", "destroy failed", "refresh failed", "preview failed", "Resource monitor has terminated")
 _TROUBLE: tuple[tuple[re.Pattern[str], Callable[[str], OrcaError]], ...] = (
@@ -137,7 +139,7 @@ def read_events(lines: Iterable[str]) -> Events:
             if message.startswith(_NOISE):
                 continue
             if _is_resource(diagnostic.get("urn", "")) and not _STATE_TROUBLE.match(message):
-                failures.append(ResourceFailure(urn=diagnostic["urn"], message=message))
+                failures.append(ResourceFailure(urn=diagnostic["urn"], message=_BEFORE_WORDS.sub("", message)))
             else:
                 errors.append(message)
     return Events(tuple(changes), tuple(failures), tuple(errors))

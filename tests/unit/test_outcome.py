@@ -213,6 +213,14 @@ def test_a_resource_is_reported_whatever_words_are_among_its_values(word: str) -
     assert (events.failures, events.errors) == ((), ())
 
 
+def test_what_the_api_server_refuses_is_said_in_its_words_alone() -> None:
+    urn = "urn:pulumi:test.runtimes.4::orca-infra::kubernetes:core/v1:Pod::pod:n:orca-runtime-p-5"
+    words = 'Pod "orca-runtime-p-5" is invalid: spec.nodeSelector: Invalid value: "x y"'
+    message = f'resource "{urn}" was not successfully created by the Kubernetes API server: {words}'
+    line = json.dumps({"diagnosticEvent": {"urn": urn, "severity": "error", "message": message}})
+    assert [failure.message for failure in read_events([line]).failures] == [words]
+
+
 def test_a_cut_off_event_log_is_read_as_far_as_it_goes() -> None:
     lines = json.loads((SAMPLES / "up-made.json").read_text(encoding="utf-8"))["events"]
     whole = read_events(lines)

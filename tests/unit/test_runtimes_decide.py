@@ -330,6 +330,14 @@ def test_a_refused_pod_is_rendered_anew_but_one_without_quota_is_held(said: str,
 # Marks.
 
 
+def test_pods_that_are_refused_for_one_reason_are_said_to_be_so_once() -> None:
+    rows = tuple(
+        row(n, ready_at=None, uid=None, seen=False, refused=f'Pod "{row(n).name}" is invalid: no label') for n in (1, 2)
+    )
+    [change] = plan(rows=rows).statuses
+    assert change.status.message == "2 of 3 cannot become Ready: refused: Pod is invalid: no label"
+
+
 def test_what_is_new_of_a_pod_is_marked_once() -> None:
     rows = (row(1, ready_at=None, uid=None, seen=False), row(2), row(3))
     objects = (pod(1, address="10.0.0.1"), pod(2), pod(3))

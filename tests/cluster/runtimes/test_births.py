@@ -223,8 +223,9 @@ def silence(room: Room, node: str) -> None:
 
 def test_a_pod_that_the_api_server_refuses_is_said_and_rendered_anew(room: Room) -> None:
     room.make_environment()
-    room.make_pool(size=1, nodeSelector={"not a label": "x"})
+    room.make_pool(size=1, tolerations=[{"key": "not a key", "operator": "Exists"}])
     room.until(lambda: "refused" in room.status().get("message", ""))
-    room.make_pool(size=1, nodeSelector={})
+    assert room.counts()[2].startswith("1 of 1 cannot become Ready: refused: Pod is invalid: spec.tolerations")
+    room.make_pool(size=1, tolerations=[])
     room.until(lambda: len(room.warm()) == 1)
     assert {row["reason"] for row in room.rows("select reason from orca.runtime_pods")} >= {"Refused", None}

@@ -57,6 +57,49 @@ def test_a_pool_that_cannot_be_is_refused(room: Room, spec: dict[str, Any]) -> N
         room.kube.create({"apiVersion": "datalayer.io/v1", "kind": "RuntimePool", "metadata": metadata, "spec": pool})
 
 
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+QUANTITY = "each must be a quantity of 0 or more, such as 500m, 2 or 1.5Gi"
+LABEL = "each must be a node's label"
+
+
+def _requirement(**more: Any) -> dict[str, Any]:
+    return {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [{"key": "a", **more}]}]}}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"resources": {"requests": {"memory": "1GB"}}}, QUANTITY),
+        ({"resources": {"requests": {"cpu": "-1"}}}, QUANTITY),
+        ({"resources": {"requests": {"cpu": 2}, "limits": {"cpu": "1500m"}}}, "no request may be more than the limit"),
+        ({"nodeSelector": {"not a key": "x"}}, LABEL),
+        ({"nodeSelector": {"a": "no value!"}}, LABEL),
+        ({"tolerations": [{"effect": "NoSchedule"}]}, "without a key, the operator must be Exists"),
+        ({"tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]}, "Exists takes no value"),
+        ({"tolerations": [{"key": "a", "tolerationSeconds": 5}]}, "tolerationSeconds needs the effect NoExecute"),
+        ({"affinity": _requirement(operator="In")}, "In and NotIn need values"),
+        ({"affinity": _requirement(operator="Exists", values=["x"])}, "Exists and DoesNotExist take no values"),
+        ({"affinity": _requirement(operator="Gt", values=["1", "2"])}, "Gt and Lt need one value, a whole number"),
+    ],
+)
+def test_what_a_pod_could_never_have_is_refused_in_words(room: Room, spec: dict[str, Any], says: str) -> None:
+    metadata = {"name": "p", "namespace": room.namespace}
+    pool = {"environment": "e", "size": 1, **spec}
+    with pytest.raises(Refused, match=says):
+        room.kube.create({"apiVersion": "datalayer.io/v1", "kind": "RuntimePool", "metadata": metadata, "spec": pool})
+
+
+def test_every_field_is_explained(cluster: TestCluster) -> None:
+    said = [
+        cluster.kubectl("explain", what) for what in ("rp", "rp.spec", "rp.spec.cull", "rp.status", "rte", "rte.spec")
+    ]
+    assert "Pods of one RuntimeEnvironment that are kept warm" in said[0]
+    for text in said:
+        assert "<no description>" not in text
+    for kind in (said[0], said[4]):
+        assert "<empty>" not in kind
+
+
 def test_unknown_fields_are_kept_and_a_pool_can_be_scaled(cluster: TestCluster, room: Room) -> None:
     # As kubectl applies it: strict checking refuses nothing, since a newer version's fields are no slips.
     room.make_pool(size=0, later={"a": 1}, tolerations=[{"key": "k", "operator": "Exists"}])
