@@ -113,7 +113,7 @@ def test_no_file_of_the_allowed_size_takes_long_to_read() -> None:
     started = time.thread_time()
     with pytest.raises(ConfigError):
         parse_config(lines.rpartition("\n")[0], "orca.toml")
-    assert time.thread_time() - started < 20
+    assert time.thread_time() - started < 60  # it takes 3 s of CPU where little else runs
 
 
 @pytest.mark.parametrize(
