@@ -241,7 +241,7 @@ def status(as_json: Json = False) -> None:
 
 @app.command(rich_help_panel=SETUP)
 def demo(
-    keep: Annotated[bool, typer.Option("--keep", help="Leave it running, and print how to look around.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Go on until Ctrl-C, and say how to look around.")] = False,
     use_cluster: Annotated[
         bool,
         typer.Option(

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, sleep
@@ -32,8 +32,10 @@ from orca_infra.machines.providers.local_cloud import LocalCloud, MachineRequest
 from orca_infra.process import ProcessId, end_session
 from orca_infra.screen import status_tables
 from orca_infra.settings import read_settings
+from orca_infra.stack.tools import search_path
 from orca_infra.status import read_status
 from orca_infra.surroundings import Surroundings, open_surroundings
+from orca_infra.testing.cluster_files import write_private
 from orca_infra.testing.demo_cluster import (
     DemoCluster,
     base_is_upped,
@@ -142,33 +144,51 @@ def run_demo(*, keep: bool, use_cluster: bool = False) -> bool:
     console = Console(highlight=False, soft_wrap=True)
     folder = Path(tempfile.mkdtemp(prefix="orca-demo-"))
     folder.chmod(0o755)  # the embedded Postgres runs as another user when this one is root
-    kept = False
     cluster: DemoCluster | None = None
     try:
         with _interrupted_by_signals():
-            cluster = DemoCluster(use_cluster=use_cluster, keep=keep)
+            cluster = DemoCluster(use_cluster=use_cluster)
             stage = _set_stage(folder, console, cluster)
             loop = _start_loop(stage)
             try:
                 with _live(stage):
                     happened = _tell(stage, loop, cluster)
+                if happened:
+                    console.print(Text(f"All of it happened, in {monotonic() - stage.started:.0f} s."))
                 if keep and happened:
-                    _say_how_to_look_around(stage, loop)
-                    kept = True
+                    _keep(stage, loop)
             finally:
-                if not kept:
-                    _end_loop(loop)
-        if happened:
-            console.print(Text(f"All of it happened, in {monotonic() - stage.started:.0f} s."))
+                _end_loop(loop)
     except KeyboardInterrupt:
         console.print(Text("\ninterrupted"))
         return False
     finally:
-        if not kept:
-            _clean(folder)
-            if cluster is not None:
-                cluster.close()
+        _clean(folder)
+        if cluster is not None:
+            cluster.close()
     return happened
+
+
+def _keep(stage: Stage, loop: subprocess.Popen[bytes]) -> None:
+    """Say how to look around, and wait for Ctrl-C, or for the loop's end."""
+    names = [name for name in stage.environment if name.startswith((*_FOREIGN, "KUBECONFIG"))]
+    lines = [f"export {name}={shlex.quote(stage.environment[name])}\n" for name in sorted(names)]
+    lines.append(f"export PATH={shlex.quote(search_path())}\n")
+    write_private(stage.folder / "environment", "".join(lines))
+    stage.console.print(
+        Text(
+            f"\nIt goes on running. To look around, in another shell:\n"
+            f"  . {shlex.quote(str(stage.folder / 'environment'))}\n"
+            "  orca-infra status\n"
+            "  kubectl get namespaces\n"
+            '  eval "$(orca-infra env)"; pulumi preview -s demo\n'
+            "  orca-infra db psql -c \"insert into orca.runs (pipeline) values ('reports')\"   # and watch a machine come\n"
+            "Ctrl-C here ends all of it."
+        )
+    )
+    with suppress(KeyboardInterrupt):
+        code = loop.wait()
+        stage.console.print(Text(f"The loop ended by itself, with exit code {code}."))
 
 
 def _set_stage(folder: Path, console: Console, cluster: DemoCluster) -> Stage:
@@ -376,18 +396,3 @@ def _clean(folder: Path) -> None:
             cloud.delete(machine.name)
     embedded.stop(folder / "home" / "postgres")
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _say_how_to_look_around(stage: Stage, loop: subprocess.Popen[bytes]) -> None:
-    names = [name for name in stage.environment if name.startswith(_FOREIGN)]
-    lines = "\n".join(f"  export {name}={shlex.quote(stage.environment[name])}" for name in sorted(names))
-    program = shlex.quote(str(Path(sys.executable).with_name("orca-infra")))
-    stage.console.print(
-        Text(
-            f"\nIt is left running (process {loop.pid}). To look around:\n{lines}\n"
-            f"  {program} status\n"
-            f'  eval "$({program} env)"; pulumi preview -s demo\n'
-            f'  psql "$ORCA_DB" -c "insert into orca.runs (pipeline) values (\'reports\')"   # and watch a machine come\n'
-            f"To end it:\n  kill {loop.pid}; {program} db stop; rm -r {shlex.quote(str(stage.folder))}"
-        )
-    )

@@ -76,12 +76,12 @@ class DemoCluster:
 
     """
 
-    def __init__(self, *, use_cluster: bool, keep: bool = False) -> None:
-        """Raises SetupError when there is no cluster to be had. `keep`: the database has to outlive this process."""
+    def __init__(self, *, use_cluster: bool) -> None:
+        """Raises SetupError when there is no cluster to be had."""
         self._own: TestCluster | None = None
         self.node: RealNode | None = None
         self.database: NodePostgres | None = None
-        self._why_kwok = "what is kept needs a database that outlives the demo" if keep else ""
+        self._why_kwok = ""
         if use_cluster:
             given = os.environ.get("KUBECONFIG")
             if not given:
@@ -131,8 +131,6 @@ class DemoCluster:
 
     def _with_real_node(self) -> TestCluster | None:
         """A cluster with a real node and a database that its containers reach; None, and why, where there can be none."""
-        if self._why_kwok:
-            return None
         own = None
         try:
             check_surroundings()
