@@ -86,8 +86,9 @@ def object_name(value: str) -> str:
 
 
 def _quantity(value: object) -> object:
+    """A fraction as text, as the definitions take it."""
     amount_of(value)
-    return value
+    return str(value) if isinstance(value, float) else value
 
 
 def _plain(value: object) -> object:

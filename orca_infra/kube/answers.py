@@ -100,7 +100,7 @@ def error_of_status(call: Call, code: int, status: Object, retry_after: str | No
     message = str(status.get("message") or "")
     said = f"cannot {call}: {_words(call, status)} ({code} {status.get('reason') or 'without a reason'})"
     if code == 401:
-        return AuthFailed(said)
+        return AuthFailed(f"cannot {call}: the API server does not take the credentials (401 Unauthorized)")
     if code == 403:
         return _forbidden(said, message, status)
     if code == 404:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 import socket
 import threading
 import time
@@ -38,6 +39,8 @@ _PIECE_BYTES = 64 << 10
 #: Of requests, at the same time: with more, each only takes longer.
 _CONNECTIONS = 20
 _STOP_POLL_SECONDS = 0.1
+# What urllib3 puts before some of its words: the object, as Python shows it.
+_CONNECTION_OBJECT = re.compile(r"\A\w+\(host=[^)]*\): ")
 # A peer that vanished without a word is noticed within 60 s, also in a stream in which silence is no fault.
 _SOCKET_OPTIONS = [
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -246,7 +249,8 @@ class Transport:
         except (faults.HTTPError, OSError) as error:
             if isinstance(error, faults.ConnectTimeoutError) and not isinstance(error, faults.NewConnectionError):
                 raise Transient(f"cannot {call}: {self.server} could not be reached in time") from error
-            raise Transient(f"cannot {call}: {self.server}: {words(str(error)) or type(error).__name__}") from error
+            said = words(_CONNECTION_OBJECT.sub("", str(error))) or type(error).__name__
+            raise Transient(f"cannot {call}: {self.server}: {said}") from error
         except ValueError:  # a header that cannot be sent, and it quotes it
             raise AuthFailed(f"cannot {call}: the credentials cannot be sent as a header") from None
 

@@ -52,6 +52,7 @@ matchExpressions = [
 environment = "bare"
 size = 0
 cull.seconds = "1h"
+resources.requests = { cpu = 0.5 }
 node_selector = { disk = "fast" }
 tolerations = [{ key = "gpu", operator = "Exists", toleration_seconds = 5 }]
 """
@@ -90,6 +91,7 @@ def test_tables_become_the_objects_that_kubectl_would_apply() -> None:
         "environment": "bare",
         "size": 0,
         "cull": {"seconds": 3600.0},
+        "resources": {"requests": {"cpu": "0.5"}},  # no number: the definitions take whole ones alone
         "nodeSelector": {"disk": "fast"},
         "tolerations": [{"key": "gpu", "operator": "Exists", "tolerationSeconds": 5}],
     }
