@@ -192,14 +192,15 @@ def runtimes_usage(user: Annotated[str, typer.Option(help="Whose.")], as_json: J
     if as_json:
         print_json({"user": user, "credits": credits_sum, "runtimes": [asdict(line) for line in lines]})
         return
-    pools = () if is_narrow() else ("pool",)
+    wide = not is_narrow()
     rows_for_people(
-        ("runtime", "environment", *pools, "from (UTC)", "seconds", "rate", "credits", "end"),
+        ("runtime", "environment", *(("pool", "rate") if wide else ()), "from (UTC)", "seconds", "credits", "end"),
         [
             (
-                *(_short(line.runtime), line.environment, *((line.pool or "none",) if pools else ())),
-                *(f"{line.assigned_at.astimezone(UTC):%F %H:%M}", f"{line.seconds:.1f}", f"{line.burning_rate:g}"),
-                *(f"{line.credits:.4f}", line.reason or "it runs"),
+                *(_short(line.runtime), line.environment),
+                *((line.pool or "none", f"{line.burning_rate:g}") if wide else ()),
+                *(f"{line.assigned_at.astimezone(UTC):%F %H:%M}", f"{line.seconds:.1f}", f"{line.credits:.4f}"),
+                line.reason or "it runs",
             )
             for line in lines
         ],
