@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
@@ -91,10 +91,13 @@ def say(sentence: str) -> None:
     console().print(_text(sentence), soft_wrap=True)
 
 
-def rows_for_people(headings: Sequence[str], rows: Sequence[Sequence[object]], nothing: str) -> None:
+def rows_for_people(
+    headings: Sequence[str], rows: Sequence[Sequence[object]], nothing: str, *, unbroken: Collection[str] = ()
+) -> None:
     """A plain table; `nothing` is said when there are no rows.
 
     What is too long for its column goes on in the next line, and nothing is cut off: names are there to be copied.
+    The columns `unbroken`, by their headings, are as wide as they have to be.
     """
     out = console()
     if not rows:
@@ -103,7 +106,7 @@ def rows_for_people(headings: Sequence[str], rows: Sequence[Sequence[object]], n
         return
     table = Table(box=None, pad_edge=False)
     for heading in headings:
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", no_wrap=heading in unbroken)
     for row in rows:
         table.add_row(*(_text(_words(cell)) for cell in row))
     out.print(table)

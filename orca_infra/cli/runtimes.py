@@ -116,6 +116,7 @@ def runtimes_list(
             for r in runtimes
         ],
         "no runtimes live",
+        unbroken=("runtime", "pod", "state", "expires (UTC)", "credits"),
     )
     for runtime in runtimes:
         if runtime.message:
@@ -205,6 +206,7 @@ def runtimes_usage(user: Annotated[str, typer.Option(help="Whose.")], as_json: J
             for line in lines
         ],
         f"{user} had no runtimes",
+        unbroken=("runtime", "from (UTC)", "seconds", "credits", "end"),
     )
     print(f"{credits_sum:.4f} credits, {sum(line.ended_at is None for line in lines)} running")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -67,7 +68,7 @@ def runtimes(database: Database) -> None:
         transaction.run("update orca.runtime_pods set problem = %(w)s where name like '%%-2'", {"w": WORDS})
 
 
-def test_what_people_read_fits_a_terminal_and_can_be_copied(run: Run, runtimes: None) -> None:
+def test_what_people_read_fits_a_terminal_and_can_be_copied(run: Run, runtimes: None, database: Database) -> None:
     listed = run("list")
     table = listed[: listed.index("6f1c1111 starting: ")].splitlines()
     assert all(len(line) <= 80 for line in table)
@@ -76,6 +77,13 @@ def test_what_people_read_fits_a_terminal_and_can_be_copied(run: Run, runtimes: 
         ["6f1c1111", "jane", "python-simple-env", "starting"],
     ]
     assert WORDS in " ".join(listed.split())
+    with database.transaction() as transaction:
+        transaction.run("update orca.runtimes set user_name = 'jane-' || repeat('x', 60) || '@example.com'")
+    listed = run("list")
+    assert all(len(line) <= 80 for line in listed[: listed.index("6f1c1111 starting: ")].splitlines())
+    assert re.search(r"6f1c0a52 .* ready +\d{4}-\d\d-\d\d \d\d:\d\d +1\.", listed)
+    with database.transaction() as transaction:
+        transaction.run("update orca.runtimes set user_name = 'jane'")
     usage = run("usage", "--user", "jane").splitlines()
     assert all(len(line) <= 80 for line in usage)
     assert usage[-1].startswith("1.0")
