@@ -24,6 +24,8 @@ from orca_infra.runtimes.model import (
 READY = "Ready"
 FILLING = "Filling"
 QUOTA_FULL = "exceeded quota"
+# What is said of a Pod on its way, by this program and by the kubelet (kubernetes 1.36: pkg/kubelet/kubelet_pods.go).
+_PASSING = frozenset({"", STARTING, GOING_AWAY, "ContainerCreating", "PodInitializing"})
 _MESSAGE_LIMIT = 500
 _EVENT_LIMIT = 1024  # k8s.io/kubernetes, pkg/apis/core/validation: NoteLengthLimit
 
@@ -50,7 +52,7 @@ def pool_status(
     """
     counted: dict[str, int] = {}
     for problem in problems:
-        if problem not in {"", STARTING, GOING_AWAY}:
+        if problem not in _PASSING:
             counted[problem] = counted.get(problem, 0) + 1
     said = [missing[1]] if missing else [*limited]
     said += [f"{count} of {pool.size} cannot become Ready: {problem}" for problem, count in sorted(counted.items())]

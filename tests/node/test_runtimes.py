@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orca_infra.kube.client import Kube
-from orca_infra.kube.kinds import NAMESPACE, NODE, POD, RUNTIME_POOL, Ref
+from orca_infra.kube.kinds import EVENT, NAMESPACE, NODE, POD, RUNTIME_POOL, Ref
 from orca_infra.kube.labels import STACK_LABEL
 from orca_infra.log import make_log
 from orca_infra.loop.cluster_passes import RuntimePasses
@@ -156,6 +156,12 @@ PARTS = {"p50": 0.5, "p99": 0.99, "maximum": 1.0}
 
 def test_a_culled_runtimes_container_is_gone(room: Room, node: RealNode) -> None:
     room.make_pool("brief", size=1, cull={"seconds": 3})
+    told = {
+        one["reason"]
+        for one in room.kube.list(EVENT, namespace=room.namespace).items
+        if one["involvedObject"]["name"] == "brief"
+    }
+    assert told == {"Born"}  # a container that is just being created is no failure
     taken = launch(room.launching, LaunchRequest(environment="brief", user="jane", secrets={"TOKEN": "t"}))
     container = room.container_of(taken.pod)
     assert container in node.containers()

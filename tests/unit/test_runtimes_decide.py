@@ -330,6 +330,16 @@ def test_a_refused_pod_is_rendered_anew_but_one_without_quota_is_held(said: str,
 # Marks.
 
 
+@pytest.mark.parametrize("waiting", ["", "ContainerCreating", "PodInitializing"])
+def test_pods_on_their_way_are_no_trouble(waiting: str) -> None:
+    rows = tuple(row(number, ready_at=None) for number in (1, 2, 3))
+    made = plan(rows=rows, objects=tuple(pod(number, ready=False, waiting=waiting) for number in (1, 2, 3)))
+    [change] = made.statuses
+    ready = change.status.conditions[0]
+    assert (change.status.message, ready.status, ready.reason) == ("", "False", "Filling")
+    assert made.events == ()
+
+
 def test_pods_that_are_refused_for_one_reason_are_said_to_be_so_once() -> None:
     rows = tuple(
         row(n, ready_at=None, uid=None, seen=False, refused=f'Pod "{row(n).name}" is invalid: no label') for n in (1, 2)
