@@ -35,6 +35,7 @@ _PULL_TROUBLE = frozenset(
 )
 _CONFIG_TROUBLE = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 _MESSAGE_LIMIT = 500
+_DELETED = "its Pod is gone and was not deleted by this program"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,7 @@ def _ending(case: _Case, snapshot: RuntimeSnapshot, limits: RuntimeLimits) -> En
         return Ending(name=row.name, reason=reason, detail=detail, only_waiting=row.waiting)
 
     if case.gone:
-        return end(EndReason.VANISHED, "its Pod is gone and was not deleted by this program")
+        return end(EndReason.VANISHED, _DELETED)
     lost = _lost(case, snapshot.now, limits)
     lost_for_good = lost is not None and (lost.is_gone or (pod is not None and pod.deleting))
     if row.waiting:
@@ -205,14 +206,14 @@ def _ending(case: _Case, snapshot: RuntimeSnapshot, limits: RuntimeLimits) -> En
         if lost is not None and (lost_for_good or case.could_serve):
             return end(EndReason.NODE_LOST, lost.problem)
         if pod is not None and pod.is_evicted and case.could_serve:
-            return end(EndReason.EVICTED, pod.problem)
+            return end(EndReason.EVICTED, f"its Pod had to leave its node ({pod.failed})")
         return None
     if row.runtime is None:
         return end(EndReason.DISCARDED, "its launch was given up")
     if row.expires_at is not None and row.expires_at <= snapshot.now:
         return end(EndReason.CULLED, "its time is over")
     if pod is not None and pod.is_over:
-        return end(EndReason.EVICTED if pod.is_evicted else EndReason.FAILED, pod.problem)
+        return end(*_of_over(pod))
     # Somebody is in there, and a node that is only silent may be back: that its Pods are lost is for Kubernetes to say.
     if lost is not None and lost_for_good:
         return end(EndReason.NODE_LOST, lost.problem)
@@ -222,6 +223,13 @@ def _ending(case: _Case, snapshot: RuntimeSnapshot, limits: RuntimeLimits) -> En
     if row.ready_at is None and not case.warm and taken_seconds >= limits.start_seconds:  # a cold start
         return end(*_of_late(case))
     return None
+
+
+def _of_over(pod: SeenObject) -> tuple[EndReason, str]:
+    if pod.is_evicted:
+        return EndReason.EVICTED, f"its Pod had to leave its node ({pod.failed})"
+    # A kubelet that ends what somebody deleted calls that failed for a moment, before the Pod is gone.
+    return (EndReason.VANISHED, _DELETED) if pod.deleting else (EndReason.FAILED, pod.problem)
 
 
 def _of_late(case: _Case) -> tuple[EndReason, str]:
@@ -263,10 +271,10 @@ def _trouble(case: _Case, now: datetime, limits: RuntimeLimits) -> tuple[EndReas
     if pod is None:
         refused = row.refused and QUOTA_FULL not in row.refused
         return (EndReason.REFUSED, row.refused) if refused else None
+    if pod.can_serve or pod.deleting or (pod.held and not pod.is_over):
+        return None
     if pod.is_over:
         return EndReason.FAILED, case.problem
-    if pod.can_serve or pod.deleting or pod.held:
-        return None
     unready_seconds = _seconds_since(max(row.created_at, row.unready_at or row.created_at), now)
     if pod.waiting in _PULL_TROUBLE and unready_seconds >= limits.pull_seconds:
         return EndReason.IMAGE_PULL, case.problem

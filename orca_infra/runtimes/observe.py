@@ -147,6 +147,10 @@ def read_object(item: Object) -> SeenObject:
             waiting, message = state["waiting"].get("reason", ""), state["waiting"].get("message", "")
         if state.get("terminated"):
             failed = state["terminated"].get("reason", "")
+    if status.get("phase") == "Failed" and conditions.get("DisruptionTarget", {}).get("status") == "True":
+        failed = "Evicted"  # through the API, by a taint or by its kubelet, whatever its container made of it
+    elif status.get("phase") == "Failed":  # the Pod's own reason says more than its container's end (Error)
+        failed = status.get("reason", "") or failed
     return SeenObject(
         **seen,
         phase=status.get("phase", ""),
@@ -154,8 +158,7 @@ def read_object(item: Object) -> SeenObject:
         held=held,
         waiting=waiting,
         waiting_message=message,
-        # The Pod's own reason (Evicted) says more than its container's end (Error).
-        failed=(status.get("reason", "") if status.get("phase") == "Failed" else "") or failed,
+        failed=failed,
         address=status.get("podIP") or None,
         node=(item.get("spec") or {}).get("nodeName") or "",
     )

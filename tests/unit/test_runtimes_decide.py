@@ -25,6 +25,7 @@ from orca_infra.runtimes.model import (
     SeenObject,
     Sweep,
 )
+from orca_infra.runtimes.observe import read_object
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 LIMITS = RuntimeLimits(stray_grace_seconds=60, stray_max=3)
@@ -207,6 +208,27 @@ def test_evicted_pods_that_could_serve_are_all_replaced_at_once_and_others_are_n
     assert ended(made) == {"1": "Evicted", "2": "Evicted"}  # the third never was Ready: it waits for its turn
 
 
+def test_a_waiting_pod_that_somebody_deletes_is_no_failure_though_its_kubelet_says_so_for_a_moment() -> None:
+    going = pod(1, ready=False, phase="Failed", failed="Error", deleting=True)
+    made = plan(rows=(row(1), row(2), row(3)), objects=(going, pod(2), pod(3)))
+    assert (made.endings, made.statuses[0].status.message) == ((), "")
+    assert ended(plan(rows=(row(1), row(2), row(3)), objects=(pod(2), pod(3)), gone=frozenset({"u1"}))) == {
+        "1": "Vanished"
+    }
+
+
+def test_an_evicted_pod_is_told_from_one_whose_program_failed() -> None:
+    metadata = {"name": "p", "namespace": "n", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    ended_with = {"state": {"terminated": {"reason": "Error", "exitCode": 137}}}
+    status: dict[str, Any] = {"phase": "Failed", "containerStatuses": [ended_with]}
+    disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+    assert read_object({"kind": "Pod", "metadata": metadata, "status": status}).failed == "Error"
+    seen = read_object({"kind": "Pod", "metadata": metadata, "status": {**status, "conditions": [disrupted]}})
+    assert (seen.failed, seen.is_evicted) == ("Evicted", True)
+    said = read_object({"kind": "Pod", "metadata": metadata, "status": {**status, "reason": "NodeShutdown"}})
+    assert (said.failed, said.is_evicted) == ("NodeShutdown", True)
+
+
 LOST = LostNode(name="one", unready_since=ago(60))
 SILENT = LostNode(name="one", unready_since=ago(59))
 GONE = LostNode(name="one")
@@ -377,6 +399,9 @@ def test_a_runtime_is_culled_at_its_time_pool_or_no_pool() -> None:
     [
         ({}, [pod(1, phase="Failed", failed="OOMKilled")], "Failed"),
         ({}, [pod(1, phase="Failed", failed="Evicted")], "Evicted"),
+        ({}, [pod(1, phase="Failed", failed="Evicted", deleting=True)], "Evicted"),
+        ({}, [pod(1, phase="Failed", failed="Error", deleting=True)], "Vanished"),
+        ({}, [pod(1, ready=False, deleting=True)], None),  # it may take its time
         ({"secret_made": False, "taken_at": ago(300)}, [pod(1)], "Abandoned"),
         ({"secret_made": False, "taken_at": ago(299)}, [pod(1)], None),
         ({"ready_at": None, "taken_at": ago(600)}, [pulling(1)], "ImagePull"),
