@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -68,7 +70,9 @@ def load_config(path: Path) -> Config:
     """
     source = str(path)
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigError(f"{source}: is a pipe or a device; write it to a file, and name that")
             content = file.read(_LARGEST_BYTES + 1)
     except FileNotFoundError as error:
         raise ConfigError(f"{source}: no such file; write it, or name another with ORCA_CONFIG") from error
@@ -125,6 +129,11 @@ def parse_config(text: str, source: str) -> Config:
         environments={name: environment.freeze() for name, environment in file.environments.items()},
         runtime_pools={name: pool.freeze() for name, pool in file.runtime_pools.items()},
     )
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """A pipe would keep the loop waiting for its writer, a terminal would become the process's own."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def _refuse_large(size: int, source: str) -> None:

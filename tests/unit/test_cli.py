@@ -307,6 +307,13 @@ def test_what_an_error_quotes_does_not_act_on_the_terminal(run: Run, monkeypatch
     assert run("status").sentence == "the cloud said ?[2J??? [red]no[/]"
 
 
+def test_an_orca_toml_that_is_a_pipe_is_not_waited_for(run: Run, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "orca.toml")
+    said = run("check")
+    assert said.code == 2
+    assert said.sentence == "orca.toml: is a pipe or a device; write it to a file, and name that"
+
+
 def test_a_file_name_that_is_no_text_can_be_checked(run: Run, tmp_path: Path) -> None:
     path = os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff.toml")
     Path(path).write_text("[pools]\n")

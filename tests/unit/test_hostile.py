@@ -92,6 +92,35 @@ def test_an_orca_toml_of_50_mb_is_refused_without_being_read_and_the_last_good_o
 
 
 @pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (os.mkfifo, "is a pipe or a device; write it to a file, and name that"),
+        (lambda path: path.symlink_to("/dev/zero"), "is a pipe or a device; write it to a file, and name that"),
+        (Path.mkdir, "is a folder; name the file itself, such as "),
+    ],
+    ids=["pipe", "device", "folder"],
+)
+def test_an_orca_toml_that_is_no_file_is_not_waited_for_and_the_last_good_one_stays(
+    tmp_path: Path, make: Callable[[Path], object], said: str
+) -> None:
+    path = tmp_path / "orca.toml"
+    path.write_text(GOOD)
+    live = LiveConfig(path)
+    path.unlink()
+    make(path)
+    assert live.reload()
+    assert live.error.startswith(f"{path}: {said}")
+    assert [pool.name for pool in live.config.pools] == ["p"]
+    assert not live.reload()
+    with pytest.raises(ConfigError, match="; "):
+        LiveConfig(path)
+    path.rename(tmp_path / "away")
+    path.write_text(GOOD)
+    assert live.reload()
+    assert live.error == ""
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "a" + ".a" * 500_000 + " = 1",
