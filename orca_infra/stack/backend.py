@@ -17,6 +17,8 @@ from orca_infra.errors import Conflict, Transient
 
 #: What the engine keeps beside each file, with this at the end of its name.
 _ATTRIBUTES = ".attrs"
+#: The end of the name of a file that the engine has not written to its end; in a folder only.
+ASIDE = ".tmp"
 
 
 class _Folder:
@@ -31,8 +33,9 @@ class _Folder:
         return (self._root / key).exists()
 
     def keys(self, prefix: str) -> list[str]:
-        found = sorted((self._root / prefix).glob("*.json"))
-        return [str(path.relative_to(self._root)) for path in found]
+        folder, _, begin = prefix.rpartition("/")
+        found = sorted(path for path in (self._root / folder).glob("*") if path.name.startswith(begin))
+        return [str(path.relative_to(self._root)) for path in found if path.suffix in {".json", ASIDE}]
 
     def delete(self, key: str) -> None:
         for path in (self._root / key, self._root / f"{key}{_ATTRIBUTES}"):

@@ -24,14 +24,13 @@ from typing import Any
 from orca_infra.errors import SetupError
 from orca_infra.process import ProcessId
 from orca_infra.stack.command import Completed, PulumiCommand
-from orca_infra.stack.outcome import Events, ResourceChange, StackMissing, raise_for, read_events
+from orca_infra.stack.outcome import NO_EVENTS, ResourceChange, StackMissing, raise_for, read_events
 from orca_infra.stack.program import Program, serve
 from orca_infra.stack.tools import require_tool, search_path
 
 PROJECT = "orca-infra"
 #: One CLI call that only reads or writes the state.
 STATE_SECONDS = 60.0
-_NO_EVENTS = Events((), (), ())
 
 OnStart = Callable[[ProcessId], None]
 
@@ -183,7 +182,7 @@ class Engine:
         """Make the stack in the backend; nothing happens when it is there."""
         completed = self._run(["stack", "init", stack], stack)
         if "already exists" not in completed.stderr:
-            raise_for(completed, _NO_EVENTS, f"stack init {stack}")
+            raise_for(completed, NO_EVENTS, f"stack init {stack}")
 
     def state(self, stack: str) -> StackState:
         """Read the stack's state; an absent stack owns nothing."""
@@ -204,7 +203,7 @@ class Engine:
         # Unlike an export, this looks whether it fits together.
         completed = self._run(["stack", "--stack", stack], stack)
         try:
-            raise_for(completed, _NO_EVENTS, f"stack {stack}")
+            raise_for(completed, NO_EVENTS, f"stack {stack}")
         except StackMissing:
             return False
         return True
@@ -233,18 +232,18 @@ class Engine:
             return
         exported["deployment"]["pending_operations"] = []
         completed = self._run(["stack", "import", "--stack", stack], stack, stdin=json.dumps(exported))
-        raise_for(completed, _NO_EVENTS, f"stack import {stack}")
+        raise_for(completed, NO_EVENTS, f"stack import {stack}")
 
     def forget(self, stack: str, *, targets: tuple[str, ...]) -> None:
         """Take `targets` (URNs) out of the state; no provider is asked. One that the state does not hold is an error."""
         completed = self._run(["state", "delete", "--yes", "--stack", stack, *targets], stack)
-        raise_for(completed, _NO_EVENTS, f"state delete {stack}")
+        raise_for(completed, NO_EVENTS, f"state delete {stack}")
 
     def drop(self, stack: str) -> None:
         """Forget the stack with its history, whatever its state holds; no provider is asked."""
         completed = self._run(["stack", "rm", "--yes", "--force", "--remove-backups", "--stack", stack], stack)
         with contextlib.suppress(StackMissing):
-            raise_for(completed, _NO_EVENTS, f"stack rm {stack}")
+            raise_for(completed, NO_EVENTS, f"stack rm {stack}")
         folder = (self._folder / "stacks" / stack).resolve()
         shutil.rmtree(folder, ignore_errors=True)
         # Which stack is selected in that folder, by the hash of its path; the engine leaves it where the stack was gone.
@@ -254,14 +253,14 @@ class Engine:
     def stacks(self) -> tuple[str, ...]:
         """The names of this project's stacks."""
         completed = self._run(["stack", "ls", "--json"], "stacks")
-        raise_for(completed, _NO_EVENTS, "stack ls")
+        raise_for(completed, NO_EVENTS, "stack ls")
         return tuple(str(one["name"]).rpartition("/")[2] for one in json.loads(completed.stdout))
 
     def unprotect(self, stack: str) -> None:
         """Let a `destroy` of the stack remove what its program protects; the next `up` protects it again."""
         completed = self._run(["state", "unprotect", "--all", "--yes", "--stack", stack], stack)
         with contextlib.suppress(StackMissing):
-            raise_for(completed, _NO_EVENTS, f"state unprotect {stack}")
+            raise_for(completed, NO_EVENTS, f"state unprotect {stack}")
 
     def interrupt(self, *, for_good: bool = True) -> None:
         """Ask what runs to stop after its current step, once; `for_good`: and start no more."""
@@ -296,7 +295,7 @@ class Engine:
     def _export(self, stack: str) -> dict[str, Any]:
         completed = self._run(["stack", "export", "--stack", stack], stack)
         try:
-            raise_for(completed, _NO_EVENTS, f"stack export {stack}")
+            raise_for(completed, NO_EVENTS, f"stack export {stack}")
         except StackMissing:
             return {}
         exported: dict[str, Any] = json.loads(completed.stdout)

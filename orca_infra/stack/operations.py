@@ -25,10 +25,10 @@ from orca_infra.errors import (
 )
 from orca_infra.metrics import METRICS
 from orca_infra.process import ProcessId, boot_id, is_alive
-from orca_infra.stack.backend import open_backend
+from orca_infra.stack.backend import ASIDE, open_backend
 from orca_infra.stack.engine import Engine, OwnedResource, StackState
 from orca_infra.stack.history import history_folder, prune_history
-from orca_infra.stack.locks import break_lock, free_dead_locks, free_own_locks, holder_is_dead, lock_folder
+from orca_infra.stack.locks import free_dead_locks, free_own_locks, holder_is_dead, lock_folder
 from orca_infra.stack.outcome import ResourceChange, StackMissing, uid_of
 from orca_infra.stack.presence import missing_state, require_state, state_key
 from orca_infra.stack.program import Program
@@ -293,12 +293,17 @@ class RecordedEngine:
         except StateBroken as error:
             raise self._broken(stack, error) from error
         except StackLocked as locked:
-            operations = self._operations_of(stack)
-            if not locked.locks or not all(holder_is_dead(lock, operations) for lock in locked.locks):
+            if not self._free_dead_locks(stack, locked):
                 raise
-            for lock in locked.locks:
-                break_lock(self._backend_url, lock)
         return operate()
+
+    def _free_dead_locks(self, stack: str, locked: StackLocked) -> bool:
+        """Break the locks that are in the way; False: one of them may be a living engine's."""
+        operations = self._operations_of(stack)
+        if not all(holder_is_dead(lock, operations) for lock in locked.locks):
+            return False
+        with open_backend(self._backend_url) as backend:
+            return free_dead_locks(backend, stack, operations)
 
     def _operations_of(self, stack: str) -> list[dict[str, Any]]:
         with self._database.snapshot() as transaction:
@@ -327,7 +332,8 @@ class RecordedEngine:
     def _clear_away(self, stack: str) -> None:
         """Delete what a drop left that lost the backend in the middle of it: nothing else would ever come upon it again."""
         with contextlib.suppress(Conflict), open_backend(self._backend_url) as backend:
-            for key in (*backend.keys(history_folder(stack)), f"{state_key(stack)}.bak"):
+            aside = [key for key in backend.keys(f"{state_key(stack)}.") if key.endswith(ASIDE)]
+            for key in (*backend.keys(history_folder(stack)), *aside, f"{state_key(stack)}.bak"):
                 backend.delete(key)
             if free_dead_locks(backend, stack, self._operations_of(stack)):
                 for folder in (lock_folder(stack), history_folder(stack)):

@@ -50,6 +50,11 @@ _BROKEN = re.compile(
 )
 # What the Kubernetes provider puts before the API server's words: they are cut in some places, and say the cause.
 _BEFORE_WORDS = re.compile(r'\Aresource "urn:[^"]*" was not successfully \w+ by the Kubernetes API server: ')
+# A lock that is not whole; of anything else that the engine reads before an operation it says what it was.
+_TORN_LOCK = re.compile(
+    r"error: (?:could not [^:\n]+: )?"
+    r"(?P<why>unexpected end of JSON input|invalid character [^\n]*|json: cannot unmarshal [^\n]*)"
+)
 # What the engine adds to every failure and which says nothing of its cause.
 _NOISE = ("update failed", "destroy failed", "refresh failed", "preview failed", "Resource monitor has terminated")
 _TROUBLE: tuple[tuple[re.Pattern[str], Callable[[str], OrcaError]], ...] = (
@@ -117,6 +122,9 @@ class Events:
     errors: tuple[str, ...]
 
 
+NO_EVENTS = Events((), (), ())
+
+
 def read_events(lines: Iterable[str]) -> Events:
     """Read an event log: one JSON object a line; the last may be cut off when the engine was killed."""
     changes: list[ResourceChange] = []
@@ -181,10 +189,12 @@ def raise_for(completed: Completed, events: Events, what: str) -> None:
         raise StackMissing(f"{what}: {_last_line(text)}")
     if "currently locked by" in text:
         locks = tuple(
-            StackLock(key=m["key"], host=m["host"], pid=int(m["pid"]), taken_at=_instant(m["at"]))
+            StackLock(key=m["key"], host=m["host"], pid=int(m["pid"]), taken_at=instant(m["at"]))
             for m in _LOCK.finditer(text)
         )
         raise StackLocked(f"{what}: another operation holds the stack's lock", locks)
+    if events == NO_EVENTS and (torn := _TORN_LOCK.fullmatch(text)):
+        raise StackLocked(f"{what}: a lock of the stack is not whole ({torn['why']})")
     broken = next((found for said in (*events.errors, text) if (found := _BROKEN.search(said))), None)
     if broken:
         raise StateBroken(f"{what}: {broken[0]}")
@@ -213,7 +223,8 @@ def _last_line(text: str) -> str:
     return (panic or lines)[-1].removeprefix("error: ") if lines else "the engine gave no reason"
 
 
-def _instant(text: str | None) -> datetime | None:
+def instant(text: str | None) -> datetime | None:
+    """The time that the engine wrote; None for none."""
     try:
         return datetime.fromisoformat(text) if text else None
     except ValueError:

@@ -65,13 +65,22 @@ def named(outages: tuple[Outage, ...]) -> str:
 
 
 @pytest.fixture(scope="module")
-def worlds(cluster: TestCluster, postgres_server: Any) -> Iterator[Callable[[str], StandingWorld]]:
-    """The worlds by where the engine's state is, each begun when it is first needed."""
+def worlds(
+    cluster: TestCluster, postgres_server: Any, request: pytest.FixtureRequest
+) -> Iterator[Callable[[str], StandingWorld]]:
+    """The worlds by where the engine's state is, each begun when it is first needed, and anew after a test that failed."""
     print(f"ORCA_TEST_SEED={SEED}")
     made: dict[str, StandingWorld] = {}
+    failed = 0
     with ExitStack() as exits:
 
         def give(state: str) -> StandingWorld:
+            nonlocal failed
+            if request.session.testsfailed > failed:  # what it left behind is no other's fault
+                failed = request.session.testsfailed
+                for world in made.values():
+                    world.close()
+                made.clear()
             if state not in made:
                 url = postgres_server.new_database()
                 exits.callback(postgres_server.drop, url)

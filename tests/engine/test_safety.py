@@ -154,6 +154,40 @@ def test_a_state_that_an_engine_may_be_writing_is_not_taken_for_cut_off(passes: 
     assert not lock.exists()
 
 
+@pytest.mark.parametrize("text", ["", '{"pid": 12'], ids=["empty", "half"])
+def test_a_lock_that_a_full_disk_left_unwritten_holds_up_nothing(passes: Passes, text: str) -> None:
+    """To the engine it is a lock, of nobody; it says no more than that some JSON ends too soon."""
+    w = passes("file")
+    cohort = "test.runs.1"
+    w.engine.init(cohort)
+    state: Path = w.surroundings.settings.home / "state" / ".pulumi"
+
+    def leave_torn(stack: str) -> Path:
+        lock = state / "locks/organization" / PROJECT / stack / "1b2c.json.18ecc628d178aa53.tmp"
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        lock.write_text(text)
+        return lock
+
+    left = leave_torn(w.stack)
+    w.queue()
+    w.run_pass()
+    assert w.listed() == ["orca-p-1"], "a stack that is not there yet"
+    leave_torn(w.stack)
+    w.queue()
+    w.pass_until(lambda: len(w.listed()) == 2)
+    assert not left.exists()
+
+    leave_torn(cohort)
+    for folder in ("stacks", "history"):
+        aside = state / folder / PROJECT / f"{cohort}.json.18ecc628d178aa53.tmp"
+        if folder == "history":
+            aside = aside.parent / cohort / aside.name
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(text)
+    w.passes.recorded.drop(cohort)
+    assert list(w.surroundings.settings.home.rglob(f"*{cohort}*")) == []
+
+
 def providers_of(engine: ProcessId) -> list[psutil.Process]:
     """The plugins of an engine; not a machine that one of them started."""
     children = psutil.Process(engine.pid).children(recursive=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import pytest
 
 from orca_infra.errors import Conflict, StackLock
 from orca_infra.process import ProcessId, boot_id
+from orca_infra.stack import locks
 from orca_infra.stack.backend import open_backend
-from orca_infra.stack.locks import free_own_locks, holder_is_dead
+from orca_infra.stack.locks import free_dead_locks, free_own_locks, holder_is_dead, lock_folder
 
 BEGUN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 HERE = socket.gethostname()
@@ -95,6 +97,52 @@ def test_what_our_own_dead_engine_held_is_freed_and_nothing_else(tmp_path: Path)
     assert left() == {*held, "cut-off"}, "another stack"
     free_own_locks(f"file://{tmp_path}", "prod.machines.p", process)
     assert left() == {"by-hand", "elsewhere", "cut-off"}
+
+
+TORN = ("", "{", '{"pid": 1}', "[]")
+
+
+def torn_locks(root: Path, name: str) -> Path:
+    folder = root / lock_folder("prod.machines.p")
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, text in enumerate(TORN):
+        (folder / f"{number}{name}").write_text(text)
+    return folder
+
+
+def test_a_lock_that_was_never_written_to_its_end_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a full disk leaves, or an engine that was killed in writing it; one that is just being written is left alone."""
+    monkeypatch.setattr(locks, "_WRITING_SECONDS", 0)
+    me = ProcessId.of(os.getpid())
+    mine = operation(host=HERE, pid=me.pid, boot_id=boot_id(), process_started=me.started)
+    folder = torn_locks(tmp_path, ".json.18ecc628.tmp")
+    with open_backend(f"file://{tmp_path}") as backend:
+        assert free_dead_locks(backend, "prod.machines.p", [mine])
+        assert list(folder.iterdir()) == []
+
+        whole = f'{{"pid": {me.pid}, "hostname": "{HERE}", "timestamp": "2026-01-02T03:04:07.123456789Z"}}'
+        (folder / "1.json.18.tmp").touch()
+        monkeypatch.setattr(locks, "_WRITING_SECONDS", 0.01)
+        monkeypatch.setattr(time, "sleep", lambda _: (folder / "1.json.18.tmp").write_text(whole))
+        assert not free_dead_locks(backend, "prod.machines.p", [mine])
+        assert free_dead_locks(backend, "prod.machines.p", [{**mine, "process_started": 1.0}]), "its writer was killed"
+
+
+def test_a_lock_that_lost_its_content_is_freed_once_no_engine_that_is_known_can_be_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "_WRITING_SECONDS", 0)
+    me = ProcessId.of(os.getpid())
+    mine = operation(host=HERE, pid=me.pid, boot_id=boot_id(), process_started=me.started)
+    never_started = operation(60, host=HERE, pid=None, boot_id=boot_id(), process_started=None)
+    folder = torn_locks(tmp_path, ".json")
+    with open_backend(f"file://{tmp_path}") as backend:
+        for maybe_alive in (mine, operation(60), never_started, operation(deadline_seconds=None)):
+            assert not free_dead_locks(backend, "prod.machines.p", [operation(), maybe_alive])
+            assert len(list(folder.iterdir())) == len(TORN)
+        gone = [operation(), operation(60, outcome="Done"), {**mine, "process_started": 1.0}, {**mine, "boot_id": "-"}]
+        assert free_dead_locks(backend, "prod.machines.p", gone)
+        assert list(folder.iterdir()) == []
 
 
 def test_a_backend_of_another_kind_is_left_to_the_engine_s_own_commands() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from orca_infra.errors import EngineFailed, OrcaError, OutcomeUnknown, SetupError, StackLocked, StateBroken, Transient
 from orca_infra.stack.command import Completed
-from orca_infra.stack.outcome import Events, StackMissing, raise_for, read_events
+from orca_infra.stack.outcome import NO_EVENTS, Events, ResourceChange, StackMissing, raise_for, read_events
 
 SAMPLES = Path(__file__).parent / "samples" / "engine"
 STACK = "urn:pulumi:test.machines.p::orca-infra"
@@ -76,6 +76,25 @@ def test_a_lock_is_told_with_its_key_its_host_and_its_process(name: str) -> None
     [lock] = error.locks
     assert (lock.host, lock.pid) == ("host-1", 4242)
     assert re.fullmatch(r"\.pulumi/locks/organization/orca-infra/test\.machines\.p/lock-uuid\.json", lock.key)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "error: unexpected end of JSON input",
+        "error: could not create stack: unexpected end of JSON input",
+        "error: could not import deployment: invalid character '\\x00' looking for beginning of value",
+    ],
+)
+def test_a_lock_that_is_not_whole(text: str) -> None:
+    completed = Completed(code=1, stdout="", stderr=f"{text}\n")
+    with pytest.raises(StackLocked, match="up s: a lock of the stack is not whole") as caught:
+        raise_for(completed, NO_EVENTS, "up s")
+    assert caught.value.locks == ()
+    assert not isinstance(caught.value, StateBroken)
+    made = ResourceChange(op="create", urn="urn:x", type="t", id="i")
+    with pytest.raises(EngineFailed):  # it had begun
+        raise_for(completed, Events((made,), (), ()), "up s")
 
 
 @pytest.mark.parametrize(
