@@ -162,7 +162,9 @@ class Curves:
     def draw(self, name: str, title: str, x_label: str) -> None:
         """Figures of what a pass takes, of what one thing more takes, and of the memory of both."""
         plot(FIGURES / f"{name}.svg", title, x_label, "seconds", {_STILL: self._seconds})
-        plot(FIGURES / f"{name}-more.svg", title, x_label, "seconds of CPU", self._cpu)
+        alone = {self._more: self._cpu[self._more]}
+        more, cpu = (self._more.capitalize(), alone) if self._alone else (title, self._cpu)
+        plot(FIGURES / f"{name}-more.svg", more, x_label, "seconds of CPU", cpu)
         plot(FIGURES / f"{name}-memory.svg", title, x_label, "MiB at its highest", self._mib)
 
 
