@@ -9,10 +9,12 @@ written, is tried again for a while and then noted; meanwhile nothing else waits
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -44,6 +46,8 @@ _FULL_SECONDS = 3600.0
 #: A line longer than this is written in pieces.
 _LINE_MAX = 2**20
 _POSITION_SECONDS = 1.0
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_PROBE_BYTES = 2**16
 _PART = re.compile(r"\.driver-(?P<start>\d+)-(?P<uid>.+)\.part")
 
 
@@ -114,9 +118,12 @@ class DriverLogs:
         self._slow_keepers = Readers("keep-log-again", SLOW_KEEPERS)
         self._in_turn = Readers("read-log", IN_TURN_READERS)
         self.trouble = ""
+        self._disk_is_full = False
 
     def follow(self, drivers: Collection[SeenObject]) -> None:
-        """Hear those that run: as many as may be open at once without a pause, the others in turn."""
+        """Hear those that run: as many as may be open at once without a pause, the others in turn; called by each pass."""
+        if self._disk_is_full and _has_room(self._logs):
+            self._disk_is_full, self.trouble = False, ""  # a log that is being heard may not say so for hours
         self._followers = {uid: f for uid, f in self._followers.items() if not f.done.done()}
         now = time.monotonic()
         with self._lock:
@@ -276,8 +283,9 @@ class DriverLogs:
         """Say what cannot be written, and no longer once something can; `again`: the error goes on to the caller."""
         try:
             yield
-            self.trouble = ""
+            self._disk_is_full, self.trouble = False, ""
         except OSError as error:
+            self._disk_is_full = error.errno in _FULL
             self.trouble = f"drivers' logs cannot be written to {self._logs}: {error.strerror or error}"
             if again:
                 raise
@@ -315,6 +323,18 @@ class DriverLogs:
             finally:
                 with contextlib.suppress(OSError):
                     _save(part, file, position)
+
+
+def _has_room(folder: Path) -> bool:
+    """Whether something can be written there; nothing is left of it."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(_PROBE_BYTES))
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError:
+        return False
+    return True
 
 
 def _in_a_thread(work: Callable[[], None], name: str) -> Future[None]:

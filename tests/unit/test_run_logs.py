@@ -241,6 +241,33 @@ def test_what_a_full_disk_had_no_room_for_is_kept_when_there_is_room_again(
     assert parts(tmp_path, 7) == []
 
 
+def test_that_a_disk_was_full_is_said_no_longer_than_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait_until: Any
+) -> None:
+    """A driver may run for days before the next log is written to its end, and there may be none at all."""
+    node = Node((stamp(1), "a"))
+    node.ends = False
+    logs = keeper(node, tmp_path)
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    has_room = room._has_room
+    assert has_room(tmp_path)
+    assert not has_room(tmp_path / "none")
+    with monkeypatch.context() as full:
+        full.setattr(room, "_begun", fail)
+        full.setattr(room, "_has_room", lambda _: False)
+        logs.follow([driver()])
+        wait_until(lambda: "No space left on device" in logs.trouble, 5)
+        logs.follow([driver()])
+        assert "No space left on device" in logs.trouble
+    logs.follow([])
+    assert logs.trouble == ""
+    assert list(tmp_path.iterdir()) == []
+    logs.close()
+
+
 def test_a_line_that_was_heard_in_half_is_kept_whole(tmp_path: Path) -> None:
     node = Node((stamp(1), "a"), (stamp(2), "a long line"))
     node.cut = 6
@@ -333,6 +360,8 @@ def test_a_folder_that_cannot_be_written_holds_nothing_up_for_ever_and_is_said(t
     logs = keeper(Node((stamp(1), "a")), tmp_path)
     assert not keep(logs, driver())
     assert str(tmp_path) in logs.trouble
+    logs.follow([])
+    assert str(tmp_path) in logs.trouble, "that there is room on the disk does not mend it"
     logs._give_up_seconds = 0
     assert keep(logs, driver())
 
