@@ -217,10 +217,9 @@ def _ending(case: _Case, snapshot: RuntimeSnapshot, limits: RuntimeLimits) -> En
     # Somebody is in there, and a node that is only silent may be back: that its Pods are lost is for Kubernetes to say.
     if lost is not None and lost_for_good:
         return end(EndReason.NODE_LOST, lost.problem)
-    taken_seconds = _seconds_since(row.taken_at, snapshot.now)
-    if not row.secret_made and taken_seconds >= limits.abandoned_seconds:
+    if not row.secret_made and _seconds_since(row.taken_at, snapshot.now) >= limits.abandoned_seconds:
         return end(EndReason.ABANDONED, "its launch never came to its end")
-    if row.ready_at is None and not case.warm and taken_seconds >= limits.start_seconds:  # a cold start
+    if row.ready_at is None and not case.warm and _is_late(case, snapshot.now, limits):  # a cold start
         return end(*_of_late(case))
     return None
 
@@ -230,6 +229,19 @@ def _of_over(pod: SeenObject) -> tuple[EndReason, str]:
         return EndReason.EVICTED, f"its Pod had to leave its node ({pod.failed})"
     # A kubelet that ends what somebody deleted calls that failed for a moment, before the Pod is gone.
     return (EndReason.VANISHED, _DELETED) if pod.deleting else (EndReason.FAILED, pod.problem)
+
+
+def _is_late(case: _Case, now: datetime, limits: RuntimeLimits) -> bool:
+    """Whether it was given its time; one that nobody has tried to make was not."""
+    was_tried = case.pod is not None or case.row.tried_at is not None or bool(case.row.refused)
+    begun_at = _begun_at(case, case.row.taken_at, case.row.tried_at)
+    return was_tried and _seconds_since(begun_at, now) >= limits.start_seconds
+
+
+def _begun_at(case: _Case, *moments: datetime | None) -> datetime | None:
+    """From when on its time counts: one that an outage, or a clock, had made late is not ended as it comes."""
+    created_at = case.pod.created_at if case.pod is not None else None
+    return max((moment for moment in (*moments, created_at) if moment is not None), default=None)
 
 
 def _of_late(case: _Case) -> tuple[EndReason, str]:
@@ -275,7 +287,7 @@ def _trouble(case: _Case, now: datetime, limits: RuntimeLimits) -> tuple[EndReas
         return None
     if pod.is_over:
         return EndReason.FAILED, case.problem
-    unready_seconds = _seconds_since(max(row.created_at, row.unready_at or row.created_at), now)
+    unready_seconds = _seconds_since(_begun_at(case, row.created_at, row.unready_at), now)
     if pod.waiting in _PULL_TROUBLE and unready_seconds >= limits.pull_seconds:
         return EndReason.IMAGE_PULL, case.problem
     if pod.waiting in _CONFIG_TROUBLE and unready_seconds >= limits.pull_seconds:

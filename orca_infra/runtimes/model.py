@@ -154,6 +154,7 @@ class PodRow:
         ready_at, unready_at: since when it is Ready, or is not any more.
         problem: why it is not Ready, as written down.
         taken_at: a launch has taken it.
+        tried_at: since when it has been tried to make it; None: nobody has.
         refused: what the API server says of it when it does not take it.
         runtime: what it is taken for; None also for a Pod whose launch was given up.
         expires_at: when its runtime is culled.
@@ -173,6 +174,7 @@ class PodRow:
     address: str | None = None
     problem: str = ""
     taken_at: datetime | None = None
+    tried_at: datetime | None = None
     refused: str = ""
     ending_reason: str | None = None
     ending_detail: str = ""

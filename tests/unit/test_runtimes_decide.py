@@ -319,10 +319,16 @@ def test_a_pull_that_only_just_went_wrong_is_left_to_the_kubelet() -> None:
 
 def test_a_pod_that_was_ready_gets_its_time_anew() -> None:
     rows = (row(1, ready_at=None, created_at=ago(9000), unready_at=ago(599)), row(2), row(3))
-    objects = (pod(1, ready=False), pod(2), pod(3))
+    objects = (pod(1, ready=False, created_at=ago(9000)), pod(2), pod(3))
     assert ended(plan(rows=rows, objects=objects)) == {}
     rows = (replace(rows[0], unready_at=ago(600)), *rows[1:])
     assert ended(plan(rows=rows, objects=objects)) == {"1": "NeverReady"}
+
+
+def test_a_waiting_pod_that_was_made_late_gets_its_time() -> None:
+    rows = (row(1, ready_at=None, created_at=ago(9000)), row(2), row(3))
+    assert ended(plan(rows=rows, objects=(pending(1, created_at=ago(599)), pod(2), pod(3)))) == {}
+    assert ended(plan(rows=rows, objects=(pending(1, created_at=ago(600)), pod(2), pod(3)))) == {"1": "NeverReady"}
 
 
 def test_pods_that_cannot_be_scheduled_are_held_and_the_status_says_why() -> None:
@@ -378,6 +384,13 @@ def test_what_is_new_of_a_pod_is_marked_once() -> None:
     assert plan(rows=(row(1, address="10.0.0.1"), *rows[1:]), objects=objects).marks == ()
 
 
+def pending(number: int, **more: Any) -> SeenObject:
+    return pod(number, ready=False, phase="Pending", **more)
+
+
+UNMADE = {"ready_at": None, "uid": None, "seen": False}
+
+
 def test_a_taken_pod_stays_noted_as_ready() -> None:
     assert plan(rows=(taken(1),), objects=(pod(1, ready=False),)).marks[0].problem == "starting"
     assert plan(rows=(taken(1, problem="starting"),), objects=(pod(1, ready=False),)).marks == ()
@@ -404,10 +417,15 @@ def test_a_runtime_is_culled_at_its_time_pool_or_no_pool() -> None:
         ({}, [pod(1, ready=False, deleting=True)], None),  # it may take its time
         ({"secret_made": False, "taken_at": ago(300)}, [pod(1)], "Abandoned"),
         ({"secret_made": False, "taken_at": ago(299)}, [pod(1)], None),
-        ({"ready_at": None, "taken_at": ago(600)}, [pulling(1)], "ImagePull"),
+        ({"ready_at": None, "taken_at": ago(600)}, [pulling(1, created_at=ago(600))], "ImagePull"),
         ({"ready_at": None, "taken_at": ago(600), "refused": "bad", "uid": None, "seen": False}, [], "Refused"),
-        ({"ready_at": None, "taken_at": ago(600)}, [pod(1, ready=False, phase="Pending")], "NeverReady"),
-        ({"ready_at": None, "taken_at": ago(599)}, [pulling(1)], None),
+        ({"ready_at": None, "taken_at": ago(600)}, [pending(1, created_at=ago(600))], "NeverReady"),
+        ({"ready_at": None, "taken_at": ago(599)}, [pulling(1, created_at=ago(599))], None),
+        # It was launched while a clock was wrong, or nothing could be made.
+        ({"ready_at": None, "taken_at": ago(9999), "tried_at": ago(9999)}, [pending(1, created_at=ago(599))], None),
+        ({**UNMADE, "taken_at": ago(9999)}, [], None),
+        ({**UNMADE, "taken_at": ago(9999), "tried_at": ago(599)}, [], None),
+        ({**UNMADE, "taken_at": ago(9999), "tried_at": ago(600)}, [], "NeverReady"),
         ({"taken_at": ago(600)}, [pod(1, ready=False)], None),
         ({"ready_at": None, "taken_at": ago(600)}, [pod(1)], None),  # just Ready
         ({"runtime": None}, [pod(1)], "Discarded"),
