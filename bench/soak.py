@@ -167,7 +167,8 @@ def main() -> None:
     )
     parser.add_argument("--resume", type=Path, help="a file: what is in it is gone on with, what is found goes there")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was begun is ended
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit("ended early; with --resume it goes on after its last tide"))
     soak = Soak.opened(arguments.resume, seed=arguments.seed, passes=arguments.passes, state=arguments.state)
     progress(f"soak: {arguments.passes} passes, {soak.made} of them made, seed {soak.seed}")
     if soak.made < soak.passes:

@@ -138,13 +138,13 @@ def _give_folder(world: StandingWorld) -> None:
 
 def _unmount_folder(world: StandingWorld) -> None:
     """An empty folder stands where one was mounted."""
-    (world.home / "state").rename(world.home / "state.away")
+    (world.home / "state").rename(world.home / "state.unmounted")
     (world.home / "state").mkdir()
 
 
 def _mount_folder(world: StandingWorld) -> None:
     (world.home / "state").rename(world.home / "state.of_nobody")
-    (world.home / "state.away").rename(world.home / "state")
+    (world.home / "state.unmounted").rename(world.home / "state")
     shutil.rmtree(world.home / "state.of_nobody")
 
 
