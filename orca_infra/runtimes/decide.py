@@ -28,7 +28,7 @@ from orca_infra.runtimes.model import (
 )
 from orca_infra.runtimes.provisioning import provisioned
 from orca_infra.runtimes.resources import requests_of
-from orca_infra.runtimes.status import QUOTA_FULL, pool_events, pool_status, with_conditions
+from orca_infra.runtimes.status import PAUSED, QUOTA_FULL, pool_events, pool_status, with_conditions
 
 _PULL_TROUBLE = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
@@ -345,6 +345,8 @@ def _is_finished(case: _Case) -> bool:
 
 def _why_none(pool: Pool, environment: Environment | None, limits: RuntimeLimits) -> tuple[str, str] | None:
     """Why nothing can be born for this pool, as a reason and in words."""
+    if pool.asked_size and not pool.size:
+        return PAUSED, "the stack is paused and keeps no Pod warm, until `orca-infra resume`"
     if environment is None:
         return "EnvironmentMissing", f"environment {pool.environment} is missing: no Pod is born"
     if not limits.allowed.has_image(environment.image):

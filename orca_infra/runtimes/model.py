@@ -55,7 +55,7 @@ class Pool:
 
     Attributes:
         size: how many Pods are kept warm.
-        asked_size: what its spec says, where that is more than can be.
+        asked_size: what its spec says, where that is more than can be, or than is kept while the stack is paused.
         burning_rate: credits a second.
         cull_seconds: how long its runtimes live; None: until they are stopped.
         resources: of its Pods; None: the environment's.

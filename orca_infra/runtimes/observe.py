@@ -55,7 +55,7 @@ def observe(database: Database, kube: Kube, *, stack_id: str, namespace: str) ->
         now: datetime = transaction.value("select now()")
         rows = tuple(transaction.rows(PodRow, SQL["live_pods"]))
         if transaction.value(SQL["is_family_paused"]):  # nothing is kept warm, and what is goes
-            pools = [replace(pool, size=0) for pool in pools]
+            pools = [replace(pool, size=0, asked_size=pool.size) for pool in pools]
         failures = transaction.rows(Failures, SQL["recent_failures"], {"reasons": [str(one) for one in FAILURES]})
     gone, unlisted = _ask(kube, rows, {item.uid for item in objects}, labels)
     nodes, lost_nodes = _nodes(kube, {item.node for item in (*objects, *unlisted) if item.node})

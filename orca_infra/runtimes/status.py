@@ -23,6 +23,7 @@ from orca_infra.runtimes.model import (
 
 READY = "Ready"
 FILLING = "Filling"
+PAUSED = "Paused"
 QUOTA_FULL = "exceeded quota"
 # What is said of a Pod on its way, by this program and by the kubelet (kubernetes 1.36: pkg/kubelet/kubelet_pods.go).
 _PASSING = frozenset({"", STARTING, GOING_AWAY, "ContainerCreating", "PodInitializing"})
@@ -57,7 +58,7 @@ def pool_status(
     said = [missing[1]] if missing else [*limited]
     said += [f"{count} of {pool.size} cannot become Ready: {problem}" for problem, count in sorted(counted.items())]
     message = "; ".join(said)[:_MESSAGE_LIMIT]
-    ready = warm >= pool.size
+    ready = warm >= pool.size and not (missing and missing[0] == PAUSED)
     condition = Condition(
         type=READY,
         status="True" if ready else "False",

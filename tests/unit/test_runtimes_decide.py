@@ -505,6 +505,14 @@ def test_ready_says_why_it_is_not_and_keeps_the_time_of_its_last_change() -> Non
     assert (condition(made).since, made.statuses[0].status.generation) == (ago(99), 4)
 
 
+def test_a_stack_that_is_paused_keeps_nothing_warm_and_the_status_says_so() -> None:
+    made = plan(pools=(replace(POOL, size=0, asked_size=3),), rows=(row(1), row(2)), objects=(pod(1), pod(2)))
+    assert ended(made) == {"1": "Surplus", "2": "Surplus"}
+    assert made.statuses[0].status.message == "the stack is paused and keeps no Pod warm, until `orca-infra resume`"
+    ready = made.statuses[0].status.conditions[0]
+    assert (ready.status, ready.reason) == ("False", "Paused")
+
+
 def test_a_variable_from_a_secret_bears_nothing() -> None:
     variable = {"name": "T", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
     made = plan(environments={"e": replace(ENVIRONMENT, env=(variable,))})
