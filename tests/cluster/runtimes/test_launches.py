@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -208,6 +210,25 @@ def test_a_person_launches_at_the_command_line_and_waits(
     ):
         with pytest.raises(UserError, match=said):
             run(*bad)
+
+
+def test_the_guides_python_launches_shows_and_stops(
+    room: Room, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guide = (Path(__file__).parents[3] / "docs" / "howto" / "runtimes.md").read_text(encoding="utf-8")
+    code = textwrap.dedent(guide.partition("```python\n")[2].partition("```")[0])
+    room.make_environment(name="python")
+    room.make_pool(environment="python")
+    for name, value in room.product_environment().items():
+        monkeypatch.setenv(name, value)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    names["hands"].kube.close()
+    names["surroundings"].close()
+    [runtime] = room.rows("select * from orca.runtimes")
+    assert capsys.readouterr().out.splitlines()[-1] == "starting"
+    assert (runtime["user_name"], runtime["idempotency_key"]) == ("jane", "4b1f")
+    assert room.rows("select ending_reason from orca.runtime_pods") == [{"ending_reason": "Stopped"}]
 
 
 def test_a_launch_takes_what_fits_the_smallest_first_and_else_starts_cold(room: Room) -> None:
