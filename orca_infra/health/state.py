@@ -46,6 +46,7 @@ class _Scope:
     """The passes of one scope since this loop leads. Times are of the clock; None: not yet, or none is under way."""
 
     period_seconds: float
+    beside: Callable[[], float | None] = lambda: None
     began_at: float | None = None
     ended_at: float | None = None
     error: str = ""
@@ -86,10 +87,17 @@ class Health:
         """It saw just now that another leads."""
         self._become(Role.FOLLOWER)
 
-    def leading(self, period_seconds: Mapping[str, float]) -> None:
-        """It leads from now on, and makes passes over these scopes, each with its period."""
+    def leading(
+        self, period_seconds: Mapping[str, float], beside: Mapping[str, Callable[[], float | None]] | None = None
+    ) -> None:
+        """It leads from now on, and makes passes over these scopes, each with its period.
+
+        `beside`: of some, since when something is under way beside their passes.
+        """
         with self._lock:
             self._scopes = {scope: _Scope(period_seconds=seconds) for scope, seconds in period_seconds.items()}
+            for scope, since in (beside or {}).items():
+                self._scopes[scope].beside = since
             self._leading_since = self._clock()
         self._become(Role.LEADER)
 
@@ -131,6 +139,9 @@ class Health:
             for name, one in self._scopes.items() if self._role is Role.LEADER else ():
                 if one.began_at is not None and now - one.began_at > self._pass_seconds:
                     why.append(f"a pass over {name} is under way for {now - one.began_at:.0f} s")
+                since = one.beside()
+                if since is not None and now - since > self._pass_seconds:
+                    why.append(f"an up beside the passes over {name} is under way for {now - since:.0f} s")
                 silent = now - (one.ended_at or self._leading_since)
                 if one.began_at is None and silent > max(ROUND_SECONDS, PERIODS_MOST * one.period_seconds):
                     why.append(f"there has been no pass over {name} for {silent:.0f} s")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from time import monotonic
 
 from orca_infra.attention import note
@@ -13,7 +14,7 @@ from orca_infra.errors import SetupError, Transient
 from orca_infra.health.facts import gauges_of
 from orca_infra.kube.claim import check_namespace, claim_cluster
 from orca_infra.kube.client import Kube
-from orca_infra.kube.kinds import JOB, POD, RUNTIME_ENVIRONMENT, RUNTIME_POOL, Kind, Object
+from orca_infra.kube.kinds import JOB, POD, RUNTIME_ENVIRONMENT, RUNTIME_POOL
 from orca_infra.kube.labels import STACK_LABEL
 from orca_infra.log import Log
 from orca_infra.loop.clocks import mend_clocks
@@ -38,6 +39,7 @@ from orca_infra.runtimes.observe import observe as observe_runtimes
 from orca_infra.runtimes.rows import PodNotes
 from orca_infra.runtimes.rows import prune as prune_runtimes
 from orca_infra.settings import Settings
+from orca_infra.stack.beside import CohortsBeside
 from orca_infra.stack.cohorts import Cohorts
 from orca_infra.stack.operations import RecordedEngine
 from orca_infra.surroundings import Surroundings
@@ -192,17 +194,15 @@ class RuntimePasses:
         self._record = PassRecord.of(Scope.RUNTIMES, surroundings.database, settings, log)
         #: When the next pass has to be made at the latest, as of the last; None: a whole period later.
         self.next_in_seconds: float | None = None
+        cohorts = Cohorts(
+            "runtimes", settings.stack, surroundings.stack_id, database=surroundings.database, engine=recorded, log=log
+        )
+        #: What makes cohorts while passes go on, as those of `run_beside` do.
+        self.beside = CohortsBeside(cohorts)
         self._hands = hands_of_runtimes.RuntimeHands(
             database=surroundings.database,
             kube=kube,
-            cohorts=Cohorts(
-                "runtimes",
-                settings.stack,
-                surroundings.stack_id,
-                database=surroundings.database,
-                engine=recorded,
-                log=log,
-            ),
+            cohorts=cohorts,
             stack_id=surroundings.stack_id,
             verify=verify,
             log=log,
@@ -210,8 +210,15 @@ class RuntimePasses:
 
     def run(self) -> int:
         """Make one pass; gives how many actions changed something. Raises as RunPasses.run does."""
+        return self._run(self._hands)
+
+    def run_beside(self) -> int:
+        """Make one pass that waits for no cohort: it begins one, and a later pass gives or raises what that came to."""
+        return self._run(replace(self._hands, cohorts=self.beside))
+
+    def _run(self, hands: hands_of_runtimes.RuntimeHands) -> int:
         self.next_in_seconds = None
-        _begin(self.scope, self._hands, self._surroundings, self._namespace)
+        _begin(self.scope, hands, self._surroundings, self._namespace)
         with METRICS.phase(self.scope, "observe"):
             snapshot = observe_runtimes(
                 self._surroundings.database, self._kube, stack_id=self._surroundings.stack_id, namespace=self._namespace
@@ -229,24 +236,28 @@ class RuntimePasses:
             plan = replace(plan, relabels=())
         try:
             with METRICS.phase(self.scope, "apply"), self._record.keeping(decided) as kept:
-                kept.changed = hands_of_runtimes.apply(plan, self._hands, highest_number=snapshot.highest_number)
+                kept.changed = hands_of_runtimes.apply(plan, hands, highest_number=snapshot.highest_number)
             return kept.changed
         finally:
             if plan.next_due_at is not None:
                 self.next_in_seconds = (plan.next_due_at - snapshot.now).total_seconds() - (monotonic() - read_at)
 
     def watches(self, wake: Callable[[], None]) -> list[Watch]:
-        """What hastens the next pass. A Pod that is seen Ready is noted at once: it can be taken while an `up` still runs."""
+        """What hastens the next pass. A Pod that is seen Ready is noted at once: it can be taken while an `up` still runs.
+
+        Pods by the hundred then hasten no pass, which would take its CPU from the `up`; one comes soon by itself.
+        """
         labels = {STACK_LABEL: self._surroundings.stack_id}
 
-        def watch(kind: Kind, labels: dict[str, str], note: Callable[[Object], object] | None = None) -> Watch:
-            log = self._hands.log
-            return Watch(self._kube, kind, namespace=self._namespace, labels=labels, wake=wake, log=log, note=note)
+        def wake_of_pods() -> None:
+            if self.beside.under_way_since() is None:
+                wake()
 
+        watch = partial(Watch, self._kube, namespace=self._namespace, log=self._hands.log)
         return [
-            watch(POD, labels, PodNotes(self._surroundings.database).note),
-            watch(RUNTIME_POOL, {}),
-            watch(RUNTIME_ENVIRONMENT, {}),
+            watch(POD, labels=labels, wake=wake_of_pods, note=PodNotes(self._surroundings.database).note),
+            watch(RUNTIME_POOL, labels={}, wake=wake),
+            watch(RUNTIME_ENVIRONMENT, labels={}, wake=wake),
         ]
 
     def prune(self) -> None:

@@ -21,7 +21,7 @@ from orca_infra.log import Log
 from orca_infra.loop.configuration import LiveConfig
 from orca_infra.loop.leader import Leader, holder
 from orca_infra.loop.passes import PassResult, check_account, check_base
-from orca_infra.loop.schedule import END_SECONDS, PRUNE_SECONDS, RETRY_SECONDS, PassReport, Schedule
+from orca_infra.loop.schedule import END_SECONDS, PRUNE_SECONDS, RETRY_SECONDS, Late, PassReport, Schedule
 from orca_infra.loop.scopes import Scopes
 from orca_infra.metrics import METRICS
 from orca_infra.stack.engine import Engine
@@ -61,7 +61,7 @@ class Loop:
         self._scopes = Scopes(surroundings, lambda: self._live.config, self._leader.verify, log)
         self._health = Health(pass_seconds=surroundings.settings.pass_seconds)
         self._started = StartedRuns(surroundings.database)
-        #: Scopes of which status may say that something is wrong, and those whose pass was said to hang.
+        #: Scopes of which status may say that something is wrong, and topics of what was said to hang.
         self._unwell: set[str] = set()
         self._hanging: set[str] = set()
         _check_state_soon(replace(surroundings, database=unguarded), self._scopes.engine, log)
@@ -132,7 +132,13 @@ class Loop:
         self._unwell = {scope.name for scope in self._scopes.scopes}  # what an earlier leader noted is looked at anew
         self._hanging.clear()
         scopes = self._scopes.scopes
-        self._health.leading({scope.name: scope.period_seconds for scope in scopes})
+        beside = {scope.name: scope.beside for scope in scopes if scope.beside is not None}
+        self._health.leading(
+            {scope.name: scope.period_seconds for scope in scopes},
+            {name: one.under_way_since for name, one in beside.items()},
+        )
+        for name in beside:
+            self._note(f"up {name}", "")
         watched = [replace(scope, make=self._health.watched(scope.name, scope.make)) for scope in scopes]
         schedule = Schedule(
             watched,
@@ -169,19 +175,30 @@ class Loop:
             else:
                 self._log.info("orca.toml was read anew", pools=[pool.name for pool in self._live.config.pools])
             schedule.hasten(*_DEMAND_SCOPES)
-        deadline_seconds = self._surroundings.settings.pass_seconds
-        for late in schedule.late(deadline_seconds):
-            if late.scope not in self._hanging:
-                self._hanging.add(late.scope)
+        late = schedule.late(self._surroundings.settings.pass_seconds)
+        for one in late:
+            self._say_late(one)
+        for topic in [topic for topic in self._hanging if topic.startswith("up ")]:
+            if topic not in {_topic(one) for one in late}:
+                self._hanging.discard(topic)
+                self._note(topic, "")
+
+    def _say_late(self, late: Late) -> None:
+        deadline_seconds, topic = self._surroundings.settings.pass_seconds, _topic(late)
+        if topic not in self._hanging:
+            self._hanging.add(topic)
+            if not late.beside:
                 self._unwell.add(late.scope)
-                self._log.warning("pass hangs: cut short", scope=late.scope, seconds=round(late.seconds), at=late.where)
-                self._note(
-                    f"pass {late.scope}",
-                    f"a pass over {late.scope} is under way for more than {deadline_seconds:g} s (ORCA_PASS_SECONDS) and "
-                    "was cut short; the log says where it is",
-                )
-            if late.seconds > deadline_seconds + END_SECONDS:
-                self._give_up([late.scope])
+            what = f"an up beside the passes over {late.scope}" if late.beside else f"a pass over {late.scope}"
+            event = "up hangs: cut short" if late.beside else "pass hangs: cut short"
+            self._log.warning(event, scope=late.scope, seconds=round(late.seconds), at=late.where)
+            self._note(
+                topic,
+                f"{what} is under way for more than {deadline_seconds:g} s (ORCA_PASS_SECONDS) and was cut short; the log "
+                "says where it is",
+            )
+        if late.seconds > deadline_seconds + END_SECONDS:
+            self._give_up([late.scope])
 
     def _end(self, schedule: Schedule) -> None:
         """Have every pass end, since none may be under way when this or another loop leads next."""
@@ -201,7 +218,7 @@ class Loop:
 
     def _report(self, report: PassReport) -> None:
         """Have status say which passes are given up, and why, until one is made."""
-        self._hanging.discard(report.scope)
+        self._hanging.discard(f"pass {report.scope}")
         if report.scope == "machines" and report.error is None:
             with contextlib.suppress(Transient):
                 self._started.look()
@@ -238,6 +255,11 @@ class Loop:
                 session.close()
             except Transient:
                 over.wait(RETRY_SECONDS)
+
+
+def _topic(late: Late) -> str:
+    """Under which status says it. Passes that go by do not clear what is said of an up beside them."""
+    return f"{'up' if late.beside else 'pass'} {late.scope}"
 
 
 def _check_state_soon(surroundings: Surroundings, engine: Engine, log: Log) -> None:

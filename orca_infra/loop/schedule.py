@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from orca_infra.errors import NotLeader, OrcaError
 from orca_infra.log import Log
@@ -20,6 +21,9 @@ from orca_infra.log import Log
 RETRY_SECONDS = 2.0
 #: Two passes of a scope are never closer than this, whatever comes due.
 LEAST_SECONDS = 0.2
+#: While something is made beside them, passes come so often at the least, and what they change hastens none: an edit, a stop
+#: and a cull are seen soon, and most of the CPU is left to what is made.
+BESIDE_SECONDS = 1.0
 #: How long after its deadline a pass that was told to end may take for it, before the process is given up.
 END_SECONDS = 60.0
 #: The rows of what ended long ago are deleted so often at the least.
@@ -40,6 +44,22 @@ class PassEnd:
     next_in_seconds: float | None = None
 
 
+class Beside(Protocol):
+    """What is under way beside a scope's passes, on threads of its own. They begin it, and raise what it came to."""
+
+    def start(self, wake: Callable[[], None]) -> None:
+        """A lead begins; `wake` is called at each end."""
+
+    def under_way_since(self) -> float | None:
+        """Since when the oldest is under way, by time.monotonic; None: none is."""
+
+    def where(self) -> str:
+        """What its threads are at, as tracebacks."""
+
+    def join(self, seconds: float) -> bool:
+        """Wait for the ends of all; gives whether they came within this time."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
     """What passes are made over.
@@ -49,7 +69,8 @@ class Scope:
         period_seconds: from one pass's end to the next, when nothing hastens it.
         make: makes one pass; raises OrcaError when it is given up, NotLeader when nothing may be written any more.
         prune: deletes the rows of what ended long ago.
-        cut_short: has the pass that is under way end after the action that it is at, and the engine's operation with it.
+        cut_short: has the pass that is under way end after the action that it is at, and the engine's operations with it.
+        beside: what is under way beside its passes.
 
     """
 
@@ -58,6 +79,7 @@ class Scope:
     make: Callable[[], PassEnd]
     prune: Callable[[], None]
     cut_short: Callable[[], None]
+    beside: Beside | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +94,15 @@ class PassReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Late:
-    """A pass that is under way past its deadline: for how long, and where its thread is at this moment, as a traceback."""
+    """A pass that is under way past its deadline: for how long, and where its thread is at this moment, as a traceback.
+
+    `beside`: it is what is made beside the scope's passes.
+    """
 
     scope: str
     seconds: float
     where: str
+    beside: bool = False
 
 
 class Schedule:
@@ -105,6 +131,8 @@ class Schedule:
 
     def start(self) -> None:
         for thread in self._threads:
+            if thread.scope.beside is not None:
+                thread.scope.beside.start(thread.wake.set)
             thread.start()
 
     def hasten(self, *names: str) -> None:
@@ -121,23 +149,31 @@ class Schedule:
             thread.scope.cut_short()
 
     def join(self, seconds: float) -> list[str]:
-        """Wait for the threads' ends; gives the scopes whose pass is still under way after that time."""
+        """Wait for the threads' ends; gives the scopes of which something is still under way after that time."""
         deadline = self.seconds() + seconds
+        left = []
         for thread in self._threads:
             thread.join(max(deadline - self.seconds(), 0))
-        return [thread.scope.name for thread in self._threads if thread.is_alive()]
+            beside = thread.scope.beside  # a pass that has ended begins nothing more there
+            if thread.is_alive() or (beside is not None and not beside.join(max(deadline - self.seconds(), 0))):
+                left.append(thread.scope.name)
+        return left
 
     def late(self, deadline_seconds: float) -> list[Late]:
-        """The passes that have been under way for longer than this; each is cut short."""
+        """What has been under way for longer than this; each is cut short."""
         found = []
         for thread in self._threads:
-            since = thread.under_way_since
-            if since is None or self.seconds() - since <= deadline_seconds:
-                continue
-            found.append(
-                Late(scope=thread.scope.name, seconds=self.seconds() - since, where=_where(thread.ident)),
-            )
-            thread.scope.cut_short()
+            beside = thread.scope.beside
+            for since, is_beside in (
+                (thread.under_way_since, False),
+                (beside.under_way_since() if beside is not None else None, True),
+            ):
+                if since is None or self.seconds() - since <= deadline_seconds:
+                    continue
+                where = beside.where() if beside is not None and is_beside else _where(thread.ident)
+                seconds = self.seconds() - since
+                found.append(Late(scope=thread.scope.name, seconds=seconds, where=where, beside=is_beside))
+                thread.scope.cut_short()
         return found
 
     @property
@@ -198,9 +234,11 @@ class _ScopeThread(threading.Thread):
         )
         if error is not None:
             return RETRY_SECONDS
-        if end.changed:
-            return LEAST_SECONDS
         period = self.scope.period_seconds
+        if self.scope.beside is not None and self.scope.beside.under_way_since() is not None:
+            period = min(period, BESIDE_SECONDS)
+        elif end.changed:
+            return LEAST_SECONDS
         return period if end.next_in_seconds is None else min(period, end.next_in_seconds)
 
     def _prune_sometimes(self) -> None:

@@ -110,8 +110,12 @@ def _scope_of_machines(
 
 
 def _scope_of_cluster(passes: RunPasses | RuntimePasses, engine: Engine, period_seconds: float) -> Scope:
+    """The standing loop's passes over runtimes wait for no cohort."""
+    runtimes = passes if isinstance(passes, RuntimePasses) else None
+    run = passes.run if runtimes is None else runtimes.run_beside
+
     def make() -> PassEnd:
-        changed = passes.run()
+        changed = run()
         return PassEnd(changed=changed, next_in_seconds=passes.next_in_seconds)
 
     return Scope(
@@ -120,4 +124,5 @@ def _scope_of_cluster(passes: RunPasses | RuntimePasses, engine: Engine, period_
         make=make,
         prune=passes.prune,
         cut_short=lambda: engine.interrupt(for_good=False),
+        beside=None if runtimes is None else runtimes.beside,
     )

@@ -74,7 +74,10 @@ class PassRecord:
         except NotLeader:
             raise
         except Exception as error:
-            self._end(number, decided, kept, (decisions, type(error).__name__, str(error)[:_MESSAGE_LIMIT]))
+            came = (decisions, type(error).__name__, str(error)[:_MESSAGE_LIMIT])
+            if number is None and came != self._last:  # of what an earlier pass has begun
+                number = self._begin(decided, decisions)
+            self._end(number, decided, kept, came)
             raise
         if number is None and kept.changed:  # what was open from before was done
             number = self._begin(decided, decisions)

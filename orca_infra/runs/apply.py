@@ -60,8 +60,7 @@ def apply(plan: RunPlan, hands: RunHands) -> int:
     done = _admit(plan.admit, hands)
     failure: OrcaError | None = None
     try:
-        cohort = hands.cohorts.up()
-        done += cohort.made if cohort else 0
+        done += hands.cohorts.up()
     except NotLeader:
         raise
     except OrcaError as error:  # an engine that cannot make anything keeps no start from its end

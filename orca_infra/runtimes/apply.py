@@ -28,6 +28,7 @@ from orca_infra.runtimes.model import (
 from orca_infra.runtimes.observe import SQL
 from orca_infra.runtimes.render import ROLE, render_warm
 from orca_infra.runtimes.rows import mark_pods, next_numbers, record_pods
+from orca_infra.stack.beside import CohortsBeside
 from orca_infra.stack.cohorts import Cohorts
 
 _KINDS = {kind.kind: kind for kind in (POD, SECRET)}
@@ -40,7 +41,7 @@ class RuntimeHands:
 
     database: Database
     kube: Kube
-    cohorts: Cohorts
+    cohorts: Cohorts | CohortsBeside
     stack_id: str
     verify: Callable[[], None]
     log: Log
@@ -61,14 +62,13 @@ def apply(plan: RuntimePlan, hands: RuntimeHands, *, highest_number: int = 0) ->
     hands.verify()
     _write_rows(plan, hands)
     done = _bear(plan.births, hands, highest_number)
-    # Before the `up`, which takes its time: whoever edited a pool looks whether it was seen.
+    # Before an `up` that may be waited for: whoever edited a pool looks whether it was seen.
     done += sum(_write_status(change, hands) for change in plan.statuses)
     for event in plan.events:
         _say(event, hands)
     failure: OrcaError | None = None
     try:
-        cohort = hands.cohorts.up()
-        done += cohort.made if cohort else 0
+        done += hands.cohorts.up()
     except NotLeader:
         raise
     except OrcaError as error:  # an engine that cannot make Pods keeps no runtime alive past its time

@@ -338,9 +338,12 @@ def _adoption(case: _Case) -> Adoption | None:
 
 
 def _is_finished(case: _Case) -> bool:
-    """Nothing is left of it: no object has its name, and a Pod that was confirmed is proven gone."""
+    """Nothing is left of it, and nothing comes: no object has its name, and a Pod that was confirmed is proven gone.
+
+    A row whose `up` is under way stays until that has ended: the Pod may come yet, or come once more, and would be nobody's.
+    """
     known_to_end = case.row.ending_reason is not None or case.gone
-    return known_to_end and not case.objects and (case.row.uid is None or case.gone)
+    return known_to_end and not case.row.being_made and not case.objects and (case.row.uid is None or case.gone)
 
 
 def _why_none(pool: Pool, environment: Environment | None, limits: RuntimeLimits) -> tuple[str, str] | None:

@@ -159,6 +159,7 @@ class PodRow:
         runtime: what it is taken for; None also for a Pod whose launch was given up.
         expires_at: when its runtime is culled.
         secret_made: whether its launch came to its end.
+        being_made: its `up` was under way when the cluster was looked at, so that its Pod may be there though none was seen.
 
     """
 
@@ -181,6 +182,7 @@ class PodRow:
     runtime: UUID | None = None
     expires_at: datetime | None = None
     secret_made: bool = False
+    being_made: bool = False
 
     @property
     def waiting(self) -> bool:

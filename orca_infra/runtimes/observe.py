@@ -41,6 +41,9 @@ def observe(database: Database, kube: Kube, *, stack_id: str, namespace: str) ->
     and Transient for the database: an unreachable cluster is never an empty one.
     """
     labels = {STACK_LABEL: stack_id, ROLE_LABEL: ROLE}
+    # Asked before the cluster is: what an `up` made that ends meanwhile may be missing in the lists.
+    with database.snapshot() as transaction:
+        being_made = {row["pod"] for row in transaction.dicts(SQL["being_made"])}
     # What the API server's cache does not show yet is asked for by name, and nothing is judged by its absence.
     objects = [
         read_object({"kind": kind.kind, **item})
@@ -53,7 +56,8 @@ def observe(database: Database, kube: Kube, *, stack_id: str, namespace: str) ->
     environments = [read_environment(item) for item in kube.list(RUNTIME_ENVIRONMENT, namespace=namespace).items]
     with database.snapshot() as transaction:
         now: datetime = transaction.value("select now()")
-        rows = tuple(transaction.rows(PodRow, SQL["live_pods"]))
+        live = transaction.rows(PodRow, SQL["live_pods"])
+        rows = tuple(replace(row, being_made=True) if row.name in being_made else row for row in live)
         if transaction.value(SQL["is_family_paused"]):  # nothing is kept warm, and what is goes
             pools = [replace(pool, size=0, asked_size=pool.size) for pool in pools]
         failures = transaction.rows(Failures, SQL["recent_failures"], {"reasons": [str(one) for one in FAILURES]})

@@ -8,6 +8,7 @@ manager. So no cohort is ever changed, retried or repaired, and one that declare
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,12 +62,11 @@ class OpenObject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CohortResult:
-    """What a cohort's up came to: how many objects were made or adopted, and the refused ones with the server's words."""
+class Begun:
+    """A cohort that is written down with its objects, and that `make` is to be called with."""
 
     stack: str
-    made: int
-    refused: Mapping[Key, str]
+    objects: Sequence[OpenObject]
 
 
 class Cohorts:
@@ -81,27 +81,63 @@ class Cohorts:
         self._database = database
         self._engine = engine
         self._log = log
+        #: Cohorts that this process has begun, until what came of them is written down.
+        self._under_way: set[str] = set()
+        self._lock = threading.Lock()
 
     def abandon(self) -> None:
-        """Close the books of cohorts whose `up` was cut short; called when a pass begins, when none can be under way."""
+        """Close the books of cohorts whose `up` was cut short: of all that this process has not under way itself."""
+        with self._lock:
+            under_way = sorted(self._under_way)
         with self._database.transaction() as transaction:
-            transaction.run(SQL["abandon_cohorts"], {"scope": self._scope})
+            transaction.run(SQL["abandon_cohorts"], {"scope": self._scope, "under_way": under_way})
 
-    def up(self) -> CohortResult | None:
-        """Make what is open, in one new cohort; None when nothing is.
+    def up(self) -> int:
+        """Make what is open, in one new cohort; gives how many objects were made or adopted.
 
         Raises OutcomeUnknown when the `up` was cut short (the next cohort adopts what it made), and what the engine raises.
         """
+        begun = self.begin()
+        return 0 if begun is None else self.make(begun)
+
+    def begin(self, *, only_awaited: bool = False) -> Begun | None:
+        """Write down a cohort of what is open, but for what is being made already; None when there is nothing.
+
+        `only_awaited`: only what somebody waits for, as for the Pod of a cold start. Raises SetupError and Transient.
+        """
+        chosen = {"scope": self._scope, "limit": COHORT_ROWS[self._scope], "only_awaited": only_awaited}
         with self._database.snapshot() as transaction:
-            objects = transaction.rows(
-                OpenObject, SQL["open_objects"], {"scope": self._scope, "limit": COHORT_ROWS[self._scope]}
-            )
+            objects = transaction.rows(OpenObject, SQL["open_objects"], chosen)
         if not objects:
             return None
         self._engine.require_state()  # or a new cohort would be begun in vain at each try, and each be dropped one day
         with self._database.transaction() as transaction:
             stack = str(transaction.value(SQL["begin_cohort"], {"prefix": self._prefix, "scope": self._scope}))
             transaction.run(SQL["put_in_cohort"], {"stack": stack, **_columns(objects)})
+        with self._lock:
+            self._under_way.add(stack)
+        return Begun(stack=stack, objects=objects)
+
+    def make(self, begun: Begun) -> int:
+        """Make what was begun, and write down what came of it; raises as `up` does. On any thread."""
+        try:
+            return self._make(begun)
+        finally:
+            self._forget(begun)
+
+    def forsake(self, begun: Begun) -> None:
+        """Nothing will be made of it."""
+        try:
+            self._end(begun.stack, SetupError.__name__, nothing_made=True)
+        finally:
+            self._forget(begun)
+
+    def _forget(self, begun: Begun) -> None:
+        with self._lock:
+            self._under_way.discard(begun.stack)
+
+    def _make(self, begun: Begun) -> int:
+        stack, objects = begun.stack, begun.objects
         failures: dict[str, str] = {}
         try:
             changes = self._engine.up_new(stack, cohort_program(objects, self._stack_id))
@@ -123,10 +159,10 @@ class Cohorts:
             seconds = transaction.value(SQL["next_try"], {"scope": self._scope})
         return None if seconds is None else float(seconds)
 
-    def drop_empty(self) -> int:
-        """Forget cohorts that declare nothing any more; gives how many."""
+    def drop_empty(self, most: int = DROPS_MAX) -> int:
+        """Forget cohorts that declare nothing any more, so many at the most; gives how many."""
         with self._database.snapshot() as transaction:
-            rows = transaction.dicts(SQL["empty_cohorts"], {"scope": self._scope, "limit": DROPS_MAX})
+            rows = transaction.dicts(SQL["empty_cohorts"], {"scope": self._scope, "limit": most})
         dropped = 0
         for row in rows:
             try:
@@ -143,7 +179,7 @@ class Cohorts:
 
     def _confirm(
         self, stack: str, objects: Sequence[OpenObject], changes: Iterable[ResourceChange], failures: Mapping[str, str]
-    ) -> CohortResult:
+    ) -> int:
         uids = {
             change.name: str(change.outputs.get("metadata", {}).get("uid") or "") for change in changes if change.id
         }
@@ -164,7 +200,7 @@ class Cohorts:
         for (namespace, kind, name), message in refused.items():
             self._log.warning("object refused", kind=kind, object=f"{namespace}/{name}", said=message)
         self._log.info("cohort made", pulumi_stack=stack, objects=made, refused=len(refused))
-        return CohortResult(stack=stack, made=made, refused=refused)
+        return made
 
     def _end(self, stack: str, outcome: str, *, nothing_made: bool = False) -> None:
         with self._database.transaction() as transaction:

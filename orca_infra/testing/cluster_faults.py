@@ -6,10 +6,12 @@ import http.client
 import http.server
 import json
 import random
+import re
 import socket
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -37,6 +39,8 @@ class FaultyServer:
         refuses: every request is answered with this status; 0: none.
         away: every connection is closed without an answer.
         hangs: no request is answered for as long as this holds.
+        held: requests in whose method and path this is found (a regular expression) wait for as long as it is set; "": none.
+        late: the same, but they are carried out, and their answers wait.
         halves: half of each list comes, then its connection ends.
         silent: watches stay open and say nothing.
         faults: how many requests had one.
@@ -61,6 +65,7 @@ class FaultyServer:
         self.delay_seconds = 0.0
         self.throttled = self.failing = self.cut = 0.0
         self.refuses = 0
+        self.held = self.late = ""
         self.away = self.hangs = self.halves = self.silent = False
 
     def hang_up(self) -> None:
@@ -116,6 +121,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             faulty.faults += 1
         while faulty.hangs:
             time.sleep(_POLL_SECONDS)
+        self._wait_while(lambda: faulty.held)
         draw = faulty.chance.random()
         if faulty.away:
             faulty.faults += 1
@@ -129,6 +135,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         else:
             cut = self.command != "GET" and draw > 1 - faulty.cut
             self._pass_on(body, cut=cut)
+
+    def _wait_while(self, pattern: Callable[[], str]) -> None:
+        faulty = self.server.faulty
+        is_first = True
+        while (words := pattern()) and re.search(words, f"{self.command} {self.path}"):
+            faulty.faults += is_first
+            is_first = False
+            time.sleep(_POLL_SECONDS)
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _any  # noqa: N815
 
@@ -165,6 +179,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             headers["Authorization"] = f"Bearer {faulty.token}"  # Go's clients keep theirs from plain HTTP
             upstream.request(self.command, self.path, body or None, headers)
             answer = upstream.getresponse()
+            self._wait_while(lambda: faulty.late)
             if cut:
                 faulty.faults += 1
                 answer.read()

@@ -13,9 +13,10 @@ from typing import Any, cast
 import pytest
 
 from orca_infra.db.connection import Database
-from orca_infra.errors import SetupError, StateBroken
+from orca_infra.errors import OutcomeUnknown, SetupError, StateBroken
 from orca_infra.log import make_log
-from orca_infra.stack.cohorts import Cohorts
+from orca_infra.runtimes.observe import SQL as RUNTIMES
+from orca_infra.stack.cohorts import Begun, Cohorts
 from orca_infra.stack.operations import RecordedEngine
 
 
@@ -83,6 +84,74 @@ def test_what_a_drop_left_that_was_cut_short_goes_with_the_stack_and_a_living_ho
     assert [path.name for path in locks.iterdir()] == ["alive.json"]
     assert [path.name for path in (history / "test.runs.2").iterdir()] == ["1.history.json"]
     assert list((history / "test.runs.1").iterdir()) == []
+    database.close()
+
+
+class Cut:
+    """An engine of which every `up` is cut short."""
+
+    def require_state(self) -> None:
+        """It is there."""
+
+    def up_new(self, stack: str, _: object) -> None:
+        raise OutcomeUnknown(f"{stack} was cut short")
+
+
+def test_what_is_being_made_goes_with_no_other_cohort_and_only_the_books_of_others_are_closed(
+    database_url: str,
+) -> None:
+    database = Database(database_url)
+    log = make_log(io.StringIO(), form="text")
+    cohorts = Cohorts("runtimes", "test", "id", database=database, engine=cast("RecordedEngine", Cut()), log=log)
+
+    def want(name: str, *, taken: bool = False) -> None:
+        with database.transaction() as transaction:
+            transaction.run(
+                "insert into orca.runtime_pods (name, namespace, environment, taken_at) "
+                "values (%(name)s, 'n', 'e', case when %(taken)s then now() end)",
+                {"name": name, "taken": taken},
+            )
+            transaction.run(
+                "insert into orca.kube_objects (scope, namespace, kind, name, pod, rendered) "
+                "values ('runtimes', 'n', 'Pod', %(name)s, %(name)s, '{}')",
+                {"name": name},
+            )
+
+    def rows(query: Any) -> list[dict[str, Any]]:
+        with database.snapshot() as transaction:
+            return transaction.dicts(query)
+
+    def names(begun: Begun | None) -> list[str]:
+        return sorted(item.name for item in begun.objects) if begun is not None else []
+
+    def outcomes() -> dict[str, str]:
+        return {row["stack"]: row["outcome"] for row in rows("select stack, outcome from orca.cohorts")}
+
+    want("a")
+    first = cohorts.begin()
+    assert first is not None
+    with database.transaction() as transaction:  # of a loop that was killed
+        transaction.run("insert into orca.cohorts (stack, number, scope) values ('test.runtimes.99', 99, 'runtimes')")
+    cohorts.abandon()
+    assert outcomes() == {first.stack: None, "test.runtimes.99": "OutcomeUnknown"}
+    assert cohorts.begin() is None
+    want("c")
+    want("d", taken=True)
+    second = cohorts.begin(only_awaited=True)
+    assert second is not None
+    assert (names(first), names(second)) == (["a"], ["d"])
+    assert {row["pod"] for row in rows(RUNTIMES["being_made"])} == {"a", "d"}
+    with pytest.raises(OutcomeUnknown):
+        cohorts.make(first)
+    assert {row["pod"] for row in rows(RUNTIMES["being_made"])} == {"d"}
+    third = cohorts.begin()
+    assert third is not None
+    assert names(third) == ["a", "c"]
+    cohorts.forsake(third)
+    assert rows("select name from orca.kube_objects where declared_at is null") == [{"name": "c"}]
+    cohorts.abandon()
+    assert outcomes()[third.stack] == "SetupError"
+    assert outcomes()[second.stack] is None
     database.close()
 
 

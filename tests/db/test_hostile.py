@@ -352,7 +352,7 @@ def test_what_is_refused_again_and_again_keeps_nothing_else_from_being_made(room
         "from orca.runtime_pods"
     )
     with room.database.snapshot() as transaction:
-        rows = transaction.dicts(COHORTS["open_objects"], {"scope": "runtimes", "limit": 500})
+        rows = transaction.dicts(COHORTS["open_objects"], {"scope": "runtimes", "limit": 500, "only_awaited": False})
     names = [row["name"] for row in rows]
     assert len(names) == 500
     assert {"cold", "small"} <= set(names)

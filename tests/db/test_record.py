@@ -149,6 +149,20 @@ def test_an_error_is_kept_with_its_words_and_goes_on(database: Database) -> None
     assert (row["outcome"], row["message"]) == ("Refused", "no, says the API server")
 
 
+def test_an_error_of_what_an_earlier_pass_has_begun_is_kept_once(database: Database) -> None:
+    record = recorder(database)
+    keep(record, decided())
+    for _ in range(3):
+        with pytest.raises(Refused), record.keeping(decided()):
+            raise Refused("no, says the API server")
+    [row] = rows(database)
+    assert (row["outcome"], [one["acts"] for one in row["decisions"]]) == ("Refused", [False])
+    keep(record, decided())
+    with pytest.raises(Refused), record.keeping(decided()):
+        raise Refused("no, says the API server")
+    assert len(rows(database)) == 2
+
+
 def test_who_leads_no_more_writes_nothing_more(database: Database) -> None:
     with pytest.raises(NotLeader), recorder(database).keeping(decided(runs=1)):
         raise NotLeader("another does")

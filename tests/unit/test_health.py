@@ -110,6 +110,18 @@ def test_a_pass_past_its_deadline_is_no_life(health: Health, clock: Clock) -> No
     assert health.alive().good
 
 
+def test_what_is_made_beside_passes_past_their_deadline_is_no_life(health: Health, clock: Clock) -> None:
+    since: list[float | None] = [None]
+    health.leading({"runtimes": 15.0}, {"runtimes": lambda: since[0]})
+    since[0] = clock.now
+    clock.now += PASS_SECONDS + 1
+    health.comes_round()
+    health.watched("runtimes", End)()
+    assert health.alive().why == (f"an up beside the passes over runtimes is under way for {PASS_SECONDS + 1:.0f} s",)
+    since[0] = None
+    assert health.alive().good
+
+
 def test_no_pass_for_long_is_no_life(health: Health, clock: Clock) -> None:
     lead(health)
     clock.now += 301

@@ -445,6 +445,25 @@ def test_an_ending_row_is_finished_only_when_nothing_of_it_is_left() -> None:
     assert plan(rows=(replace(ending, uid=None, seen=False),)).finishes == ("orca-runtime-p-1",)
 
 
+@pytest.mark.parametrize("reason", [None, "Surplus", "PoolDeleted", "Stopped", "Culled", "Vanished"])
+def test_a_row_whose_up_is_under_way_is_not_finished_and_its_pod_no_stray(reason: str | None) -> None:
+    gone = frozenset({"u1"})
+    made = taken(1, ending_reason=reason, being_made=True)
+    unseen = replace(made, uid=None, seen=False)
+    assert plan(rows=(unseen,)).finishes == ()
+    assert plan(rows=(made,), gone=gone).finishes == ()
+    seen = plan(rows=(unseen,), objects=(pod(1),))
+    assert (seen.finishes, seen.strays) == ((), ())
+    assert bool(seen.sweeps) == (reason is not None)
+    if reason is not None:
+        assert plan(rows=(replace(made, being_made=False),), gone=gone).finishes == ("orca-runtime-p-1",)
+
+
+def test_what_ends_while_it_is_made_is_replaced_once_it_is_gone() -> None:
+    rows = tuple(row(n, ending_reason="Surplus", being_made=True, uid=None, seen=False) for n in (1, 2, 3))
+    assert plan(rows=rows).births == ()
+
+
 def test_a_secret_made_before_its_pod_is_adopted_once_the_pod_is_seen() -> None:
     rows = (taken(1, pool=None),)
     assert plan(rows=rows, objects=(secret(1),)).adoptions == ()

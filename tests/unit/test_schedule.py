@@ -17,6 +17,7 @@ from orca_infra.health.state import Health
 from orca_infra.log import make_log
 from orca_infra.loop.run import Loop
 from orca_infra.loop.schedule import (
+    BESIDE_SECONDS,
     END_SECONDS,
     LEAST_SECONDS,
     RETRY_SECONDS,
@@ -32,6 +33,29 @@ WaitUntil = Callable[..., None]
 FOREVER = 3600.0
 
 
+class Work:
+    """What is under way beside a scope's passes, for as long as the test says."""
+
+    def __init__(self) -> None:
+        self.since: float | None = None
+        self.wake: Callable[[], None] = lambda: None
+
+    def start(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
+
+    def under_way_since(self) -> float | None:
+        return self.since
+
+    def where(self) -> str:
+        return "in an up"
+
+    def join(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while self.since is not None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return self.since is None
+
+
 @dataclass
 class Passes:
     """A scope whose passes do what the test says, and which counts them."""
@@ -45,6 +69,7 @@ class Passes:
     cut_short: int = 0
     pruned: int = 0
     ends_when_cut: bool = True
+    beside: Work | None = None
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -68,7 +93,14 @@ class Passes:
             if self.ends_when_cut:
                 self.gate.set()
 
-        return Scope(name=self.name, period_seconds=period_seconds, make=make, prune=prune, cut_short=cut_short)
+        return Scope(
+            name=self.name,
+            period_seconds=period_seconds,
+            make=make,
+            prune=prune,
+            cut_short=cut_short,
+            beside=self.beside,
+        )
 
 
 @pytest.fixture
@@ -167,6 +199,61 @@ def test_a_pass_past_its_deadline_is_late_cut_short_and_said_with_the_place_it_i
     assert schedule.late(60) == []
 
 
+def test_beside_work_passes_come_soon_without_being_hastened_by_their_own_changes() -> None:
+    def wait(result: PassEnd | Exception, since: float | None) -> float:
+        work = Work()
+        work.since = since
+        scope = Passes(result=result, beside=work).scope(15.0)
+        return _ScopeThread(scope, Schedule([scope], log=make_log(io.StringIO(), form="text")))._one_pass()
+
+    assert wait(PassEnd(), 1.0) == wait(PassEnd(changed=3), 1.0) == BESIDE_SECONDS
+    assert wait(PassEnd(next_in_seconds=0.5), 1.0) == 0.5
+    assert wait(PassEnd(), None) == 15.0
+    assert wait(PassEnd(changed=3), None) == LEAST_SECONDS
+    assert wait(Transient("away"), 1.0) == RETRY_SECONDS
+
+
+def test_the_end_of_work_beside_passes_hastens_the_next(start: Callable[..., Schedule], wait_until: WaitUntil) -> None:
+    work = Work()
+    passes = Passes(beside=work)
+    start(passes)
+    wait_until(lambda: passes.made == 1)
+    work.wake()
+    wait_until(lambda: passes.made == 2)
+
+
+def test_work_beside_passes_past_its_deadline_is_late_and_cut_short_though_passes_go_by(
+    start: Callable[..., Schedule], wait_until: WaitUntil
+) -> None:
+    now = 100.0
+    work = Work()
+    passes = Passes("runtimes", beside=work)
+    work.since = now
+    schedule = start(passes, seconds=lambda: now)
+    wait_until(lambda: passes.made >= 1 and passes.under_way == 0)
+    assert schedule.late(60) == []
+    now = 160.5
+    assert schedule.late(60) == [Late(scope="runtimes", seconds=60.5, where="in an up", beside=True)]
+    assert passes.cut_short == 1
+    work.since = None
+    assert schedule.late(60) == []
+
+
+def test_a_stop_waits_for_what_is_under_way_beside_passes(
+    start: Callable[..., Schedule], wait_until: WaitUntil
+) -> None:
+    work = Work()
+    work.since = 1.0
+    passes = Passes("runtimes", beside=work)
+    schedule = start(passes)
+    wait_until(lambda: passes.made >= 1)
+    schedule.stop()
+    assert passes.cut_short == 1
+    assert schedule.join(0.5) == ["runtimes"]
+    work.since = None
+    assert schedule.join(240) == []
+
+
 def test_a_lead_that_one_scope_finds_lost_ends_the_passes_of_all(
     start: Callable[..., Schedule], wait_until: WaitUntil
 ) -> None:
@@ -233,21 +320,27 @@ class HungSchedule:
         return [Late(scope="machines", seconds=self.seconds, where="in a call")]
 
 
-def test_a_hanging_pass_is_said_once_and_when_it_does_not_end_the_process_leaves(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def bare_loop(monkeypatch: pytest.MonkeyPatch, said: io.StringIO) -> tuple[Loop, list[tuple[str, str]], list[int]]:
+    """A loop without anything around it; what it notes, and the codes with which it left."""
     loop = object.__new__(Loop)
     loop._health = Health(pass_seconds=600.0)
     loop._started = SimpleNamespace(look=lambda: None)  # type: ignore[assignment]
     notes: list[tuple[str, str]] = []
     left: list[int] = []
-    said = io.StringIO()
     monkeypatch.setattr(loop, "_note", lambda *note: notes.append(note), raising=False)
     loop._surroundings = SimpleNamespace(settings=SimpleNamespace(pass_seconds=600.0))  # type: ignore[assignment]
     loop._live = SimpleNamespace(reload=lambda: False)  # type: ignore[assignment]
     loop._log = make_log(said, form="json")
     loop._unwell, loop._hanging, loop._leave = set(), set(), left.append
     loop._stop = threading.Event()
+    return loop, notes, left
+
+
+def test_a_hanging_pass_is_said_once_and_when_it_does_not_end_the_process_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = io.StringIO()
+    loop, notes, left = bare_loop(monkeypatch, said)
 
     for seconds in (601.0, 602.0, 600 + END_SECONDS):
         loop._tend(HungSchedule(seconds))  # type: ignore[arg-type]
@@ -263,3 +356,22 @@ def test_a_hanging_pass_is_said_once_and_when_it_does_not_end_the_process_leaves
 
     loop._report(PassReport(scope="machines", seconds=1, changed=0, error=None))
     assert notes[-1] == ("pass machines", "")
+
+
+def test_an_up_that_hangs_is_said_until_it_has_ended_whatever_passes_go_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, notes, left = bare_loop(monkeypatch, io.StringIO())
+    late = [Late(scope="runtimes", seconds=601.0, where="in an up", beside=True)]
+    schedule: Any = SimpleNamespace(late=lambda _: late)
+
+    for _ in range(2):
+        loop._tend(schedule)
+        loop._report(PassReport(scope="runtimes", seconds=1, changed=0, error=None))
+    [(topic, message)] = notes
+    assert topic == "up runtimes"
+    assert "an up beside the passes over runtimes is under way for more than 600 s" in message
+    late = [Late(scope="runtimes", seconds=601 + END_SECONDS, where="in an up", beside=True)]
+    loop._tend(schedule)
+    assert left == [1]
+    late = []
+    loop._tend(schedule)
+    assert notes[1:] == [("up runtimes", "")]

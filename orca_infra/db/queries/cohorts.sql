@@ -7,17 +7,20 @@ insert into orca.cluster_identity (uid, server) values (%(uid)s, %(server)s) on 
 select uid, server from orca.cluster_identity
 
 -- name: open_objects
--- What is still to be made, of rows that live; whole runs. What somebody waits for comes first, then what was refused the
--- fewest times (or what is refused again and again would keep all else from being made), then the oldest.
+-- What is still to be made, of rows that live, and is not being made; whole runs. What somebody waits for comes first, then
+-- what was refused the fewest times (or what is refused again and again would keep all else from being made), then the oldest.
 with open as (
     select o.run, o.start, o.pod, bool_or(o.next_try_at is null or o.next_try_at <= now()) as due, max(o.tries) as tries
-    from orca.kube_objects o where o.scope = %(scope)s and o.uid is null group by o.run, o.start, o.pod
+    from orca.kube_objects o where o.scope = %(scope)s and o.uid is null
+      and not exists (select from orca.cohorts k where k.stack = o.cohort and k.ended_at is null)
+    group by o.run, o.start, o.pod
 ), chosen as (
     select n.*, coalesce(c.created_at, p.created_at) as owner_created_at
     from open n
     left join orca.run_clusters c on c.run = n.run and c.start = n.start
     left join orca.runtime_pods p on p.name = n.pod
     where n.due and coalesce(c.ended_at, p.ended_at) is null and coalesce(c.ending_reason, p.ending_reason) is null
+      and (p.taken_at is not null or not %(only_awaited)s)
     order by p.taken_at, n.tries, coalesce(c.created_at, p.created_at) limit %(limit)s
 )
 select o.namespace, o.kind, o.name, o.rendered, o.run, o.start, o.pod, j.uid as job_uid
@@ -60,8 +63,9 @@ where c.stack = %(stack)s and o.cohort = c.stack and o.uid is null and o.declare
 update orca.cohorts set ended_at = now(), outcome = %(outcome)s where stack = %(stack)s
 
 -- name: abandon_cohorts
--- Cohorts whose up was cut short: what they left goes with the next.
-update orca.cohorts set ended_at = now(), outcome = 'OutcomeUnknown' where ended_at is null and scope = %(scope)s
+-- Cohorts whose up was cut short, which are all but those that the asking process has under way: what they left goes with the next.
+update orca.cohorts set ended_at = now(), outcome = 'OutcomeUnknown'
+where ended_at is null and scope = %(scope)s and stack <> all(%(under_way)s::text[])
 
 -- name: empty_cohorts
 -- Cohorts that declare nothing any more; not those whose state nobody can read.

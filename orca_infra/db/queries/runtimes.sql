@@ -14,6 +14,11 @@ left join orca.runtimes r on r.pod = p.name and r.ended_at is null
 where p.ended_at is null
 order by p.created_at, p.name
 
+-- name: being_made
+-- Pods whose `up` is under way.
+select o.pod from orca.kube_objects o join orca.cohorts c on c.stack = o.cohort
+where o.scope = 'runtimes' and o.uid is null and c.ended_at is null
+
 -- name: is_family_paused
 select exists (select from orca.pool_pauses where pool = '*')
 

@@ -78,7 +78,7 @@ def test_a_pass_says_when_the_next_has_to_be_made(room: Room) -> None:
     here = open_surroundings(read_settings(room.product_environment()), say=lambda _: None)
     ref = Ref(kind=NAMESPACE, name=room.namespace)
     room.kube.patch(ref, {"metadata": {"labels": {"orca.stack": room.stack_id}}})
-    recorded = room.hands.cohorts._engine
+    recorded = room.hands.cohorts._engine  # type: ignore[union-attr]
     passes = RuntimePasses(here, room.kube, recorded, verify=lambda: None, log=room.hands.log)
     try:
         room.make_environment()
