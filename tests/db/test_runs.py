@@ -550,6 +550,17 @@ def test_a_machine_that_worked_since_it_was_looked_at_keeps_its_token(orca: Orca
     assert orca.value(revoke, since=orca.value("select now()"))
 
 
+@pytest.mark.parametrize("ahead", ["now() + interval '1 hour'", "timestamptz 'infinity'"])
+def test_a_run_that_ended_while_the_clock_was_ahead_keeps_no_machine(orca: Orca, ahead: str) -> None:
+    token = orca.machine()
+    orca.pipeline()
+    run = orca.run()
+    orca.take("orca-p-1", token)
+    assert orca.end("orca-p-1", token, run, 1)
+    orca.value(f"update orca.runs set ended_at = {ahead} returning true")
+    assert orca.value("select orca.revoke_machine('orca-p-1', 'Idle', true, now())")
+
+
 def test_with_only_idle_a_machine_that_works_keeps_its_token(orca: Orca) -> None:
     token = orca.machine()
     orca.pipeline()

@@ -2,11 +2,11 @@
 
 -- name: live_pods
 -- Pods that have not ended, each with what it is taken for. `uid`: seen, or confirmed by the cohort that made it. `tried_at`:
--- when a cohort first declared it, or, when that came to nothing, as early as can be.
+-- when a cohort first declared it, unless it is known that nothing came of it.
 select p.name, p.namespace, p.pool, p.environment, p.created_at, coalesce(p.uid, o.uid) as uid, p.uid is not null as seen,
     p.ready_at, p.unready_at, p.address, p.problem, p.taken_at, coalesce(o.refused, '') as refused,
     p.ending_reason, p.ending_detail,
-    coalesce(o.declared_at, case when o.cohort is not null then p.created_at end) as tried_at,
+    o.declared_at as tried_at,
     r.id as runtime, r.expires_at, r.secret_made_at is not null as secret_made
 from orca.runtime_pods p
 left join orca.kube_objects o on o.pod = p.name and o.kind = 'Pod'
