@@ -31,7 +31,7 @@ def console() -> Console:
 
 
 def status_tables(status: Mapping[str, Any]) -> RenderableType:
-    """Pools and machines as two tables, and a line of runs."""
+    """Pools and machines as two tables, a line of runs, and one of each runtime pool."""
     now = status["now"]
     no_pools = _text("pools: none that a pass has seen; `orca-infra run` makes passes over those of orca.toml")
     parts: list[RenderableType] = [
@@ -47,6 +47,11 @@ def status_tables(status: Mapping[str, Any]) -> RenderableType:
         parts.append(_text(f"  run {row['run']}{start} of {row['pipeline']} waits: {row['waiting']}"))
     if len(waiting) > _WAITING_SHOWN:
         parts.append(_text(f"  and {len(waiting) - _WAITING_SHOWN} more: `orca-infra runs list`"))
+    for row in status["runtimes"]:
+        place = f"pool {row['pool']}" if row["pool"] else "no pool"
+        counts = ", ".join(f"{row[state]} {state}" for state in ("warm", "assigned", "starting"))
+        problem = f": {row['problem']}" if row["problem"] else ""
+        parts.append(_text(f"runtimes of {place}: {counts}{problem}"))
     return Group(*parts)
 
 

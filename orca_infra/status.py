@@ -1,4 +1,4 @@
-"""What a person or a program wants to know of pools and machines: read from the database alone."""
+"""What a person or a program wants to know of pools, machines, runs and runtimes: read from the database alone."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from orca_infra.machines.model import MachineRow
 from orca_infra.machines.observe import SQL
 from orca_infra.record.history import last_passes
 from orca_infra.runs.status import read_queued, read_waiting_starts
+from orca_infra.runtimes.observe import SQL as RUNTIMES
 from orca_infra.surroundings import Surroundings
 
 _ENDED_SHOWN = 10
@@ -21,7 +22,8 @@ _ENDED_SHOWN = 10
 def read_status(surroundings: Surroundings) -> dict[str, Any]:
     """Pools (demand, message, last attempt, next try, refusals), machines with their state, what ended last, runs, passes.
 
-    With run clusters also what starts and queued runs wait for, the oldest first. Raises Transient.
+    With run clusters also what starts and queued runs wait for, the oldest first; of each runtime pool how many Pods are
+    warm, assigned or starting, and a problem. Raises Transient.
     """
     with surroundings.database.snapshot() as transaction:
         machines = _live(transaction)
@@ -36,6 +38,7 @@ def read_status(surroundings: Surroundings) -> dict[str, Any]:
             "attention": transaction.dicts(ATTENTION["all"]),
             "runs": {row["state"]: row["count"] for row in transaction.dicts(SQL["runs_by_state"])},
             "waiting": _waiting(surroundings, transaction),
+            "runtimes": transaction.dicts(RUNTIMES["for_people"]),
         }
 
 

@@ -223,7 +223,7 @@ def run(
 
 @app.command(rich_help_panel=LOOK)
 def status(as_json: Json = False) -> None:
-    """Show pools and machines: demand, states, what the last try came to, and why nothing is being made.
+    """Show pools and machines: demand, states, what the last try came to, and why nothing is being made; runs and runtimes.
 
     Example: orca-infra status --json
     """

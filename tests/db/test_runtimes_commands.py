@@ -68,6 +68,20 @@ def runtimes(database: Database) -> None:
         transaction.run("update orca.runtime_pods set problem = %(w)s where name like '%%-2'", {"w": WORDS})
 
 
+def test_the_status_says_what_there_is_of_each_pool(command: Run, runtimes: None, database: Database) -> None:
+    with database.transaction() as transaction:
+        transaction.run("update orca.runtime_pods set taken_at = null where name like '%%-1'")
+        transaction.run(
+            "insert into orca.runtime_pods (name, namespace, environment, taken_at) values ('cold', 'n', 'e', now())"
+        )
+    lines = command("status").splitlines()
+    assert f"runtimes of pool python-simple-pool: 1 warm, 1 assigned, 0 starting: {WORDS}" in lines
+    assert "runtimes of no pool: 0 warm, 1 assigned, 0 starting" in lines
+    [pool, cold] = json.loads(command("status", "--json"))["runtimes"]
+    assert (pool["pool"], pool["warm"], pool["assigned"], pool["problem"]) == ("python-simple-pool", 1, 1, WORDS)
+    assert (cold["pool"], cold["assigned"]) == (None, 1)
+
+
 def test_what_people_read_fits_a_terminal_and_can_be_copied(run: Run, runtimes: None, database: Database) -> None:
     listed = run("list")
     table = listed[: listed.index("6f1c1111 starting: ")].splitlines()

@@ -133,6 +133,7 @@ def status(text: str) -> dict[str, Any]:
         "attention": [],
         "runs": {text: 1},
         "waiting": [{"run": 1, "start": 2, "pipeline": text, "waiting": text}, *[waits] * 6],
+        "runtimes": [{"pool": text, "warm": 1, "assigned": 0, "starting": 2, "problem": text}],
     }
 
 

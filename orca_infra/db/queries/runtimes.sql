@@ -14,6 +14,15 @@ left join orca.runtimes r on r.pod = p.name and r.ended_at is null
 where p.ended_at is null
 order by p.created_at, p.name
 
+-- name: for_people
+-- What there is of each pool; `pool` is null for cold starts. `problem`: one of those that keep a Pod from being Ready.
+select namespace, pool, count(*) filter (where ready_at is not null and taken_at is null) as warm,
+    count(*) filter (where taken_at is not null) as assigned,
+    count(*) filter (where ready_at is null and taken_at is null) as starting,
+    coalesce(max(problem) filter (where ready_at is null), '') as problem
+from orca.runtime_pods where ended_at is null and ending_reason is null
+group by namespace, pool order by namespace, pool
+
 -- name: being_made
 -- Pods whose `up` is under way.
 select o.pod from orca.kube_objects o join orca.cohorts c on c.stack = o.cohort
