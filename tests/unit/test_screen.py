@@ -86,8 +86,8 @@ def test_a_status_shows_what_comes_from_outside_as_plain_text(
     terminal: Console, capsys: pytest.CaptureFixture[str]
 ) -> None:
     screen.status_for_people(status(EVIL))
-    # The stack; pools, machines and what ended, each with a heading; the runs and what waits; a refusal; the last pass.
-    check(terminal, capsys, lines=1 + 2 + 2 + 1 + 6 + 1 + 2 + 1)
+    # The stack; pools, machines, what ended, each with a heading; runs and what waits; runtimes; a refusal; the last pass.
+    check(terminal, capsys, lines=1 + 2 + 2 + 1 + 6 + 1 + 1 + 2 + 1)
 
 
 def status(text: str) -> dict[str, Any]:
