@@ -20,7 +20,7 @@ from orca_infra.log import Log
 from orca_infra.loop.clocks import mend_clocks
 from orca_infra.loop.drift import say_labels_lost
 from orca_infra.loop.strays import say_strays_held, strays_held
-from orca_infra.loop.watches import Watch
+from orca_infra.loop.watches import Edits, Watch
 from orca_infra.metrics import METRICS
 from orca_infra.record.decided import RunsDecided, RuntimesDecided, Scope
 from orca_infra.record.passes import PassRecord
@@ -199,6 +199,7 @@ class RuntimePasses:
         )
         #: What makes cohorts while passes go on, as those of `run_beside` do.
         self.beside = CohortsBeside(cohorts)
+        self._is_passing = self._pods_changed = False
         self._hands = hands_of_runtimes.RuntimeHands(
             database=surroundings.database,
             kube=kube,
@@ -214,7 +215,13 @@ class RuntimePasses:
 
     def run_beside(self) -> int:
         """Make one pass that waits for no cohort: it begins one, and a later pass gives or raises what that came to."""
-        return self._run(replace(self._hands, cohorts=self.beside))
+        self._is_passing, self._pods_changed = True, False
+        try:
+            return self._run(replace(self._hands, cohorts=self.beside))
+        finally:
+            self._is_passing = False
+            if self._pods_changed and self.beside.under_way_since() is None:
+                self.next_in_seconds = 0.0
 
     def _run(self, hands: hands_of_runtimes.RuntimeHands) -> int:
         self.next_in_seconds = None
@@ -245,19 +252,21 @@ class RuntimePasses:
     def watches(self, wake: Callable[[], None]) -> list[Watch]:
         """What hastens the next pass. A Pod that is seen Ready is noted at once: it can be taken while an `up` still runs.
 
-        Pods by the hundred then hasten no pass, which would take its CPU from the `up`; one comes soon by itself.
+        Pods by the hundred then hasten no pass, which would take its CPU from the `up`: its end does, and one comes soon by
+        itself. So those that change during a pass wait for whether it begins an `up`.
         """
         labels = {STACK_LABEL: self._surroundings.stack_id}
 
         def wake_of_pods() -> None:
-            if self.beside.under_way_since() is None:
+            self._pods_changed = True  # before the question, or a pass that just ends would not know
+            if not self._is_passing and self.beside.under_way_since() is None:
                 wake()
 
         watch = partial(Watch, self._kube, namespace=self._namespace, log=self._hands.log)
         return [
             watch(POD, labels=labels, wake=wake_of_pods, note=PodNotes(self._surroundings.database).note),
-            watch(RUNTIME_POOL, labels={}, wake=wake),
-            watch(RUNTIME_ENVIRONMENT, labels={}, wake=wake),
+            watch(RUNTIME_POOL, labels={}, wake=wake, note=Edits().note),
+            watch(RUNTIME_ENVIRONMENT, labels={}, wake=wake, note=Edits().note),
         ]
 
     def prune(self) -> None:

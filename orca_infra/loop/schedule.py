@@ -21,8 +21,9 @@ from orca_infra.log import Log
 RETRY_SECONDS = 2.0
 #: Two passes of a scope are never closer than this, whatever comes due.
 LEAST_SECONDS = 0.2
-#: While something is made beside them, passes come so often at the least, and what they change hastens none: an edit, a stop
-#: and a cull are seen soon, and most of the CPU is left to what is made.
+#: While something is made beside them, what passes change hastens none, and they take this part of the time at the most: what
+#: happens meanwhile is seen soon, and the CPU is left to what is made. An edit, a stop and a cull hasten one as ever.
+BESIDE_SHARE = 0.1
 BESIDE_SECONDS = 1.0
 #: How long after its deadline a pass that was told to end may take for it, before the process is given up.
 END_SECONDS = 60.0
@@ -229,14 +230,13 @@ class _ScopeThread(threading.Thread):
             self._say(given_up)
         finally:
             self.under_way_since = None
-        schedule.report(
-            PassReport(scope=self.scope.name, seconds=schedule.seconds() - begun_at, changed=end.changed, error=error)
-        )
+        seconds = schedule.seconds() - begun_at
+        schedule.report(PassReport(scope=self.scope.name, seconds=seconds, changed=end.changed, error=error))
         if error is not None:
             return RETRY_SECONDS
         period = self.scope.period_seconds
         if self.scope.beside is not None and self.scope.beside.under_way_since() is not None:
-            period = min(period, BESIDE_SECONDS)
+            period = min(period, max(BESIDE_SECONDS, seconds / BESIDE_SHARE))
         elif end.changed:
             return LEAST_SECONDS
         return period if end.next_in_seconds is None else min(period, end.next_in_seconds)

@@ -14,6 +14,20 @@ from orca_infra.log import Log
 _SILENCE_SECONDS = 90.0
 
 
+class Edits:
+    """Tells what was edited, or begins to be deleted, from what had its status written, as the loop does all the time."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[object, ...]] = {}
+
+    def note(self, item: Object) -> bool:
+        """Gives whether it is news."""
+        metadata = item["metadata"]
+        now = (metadata["uid"], metadata.get("generation"), metadata.get("deletionTimestamp"))
+        before, self._seen[metadata["name"]] = self._seen.get(metadata["name"]), now
+        return now != before
+
+
 class Watch:
     """One kind of object in one namespace, followed by a thread of its own from `start` until `stop`."""
 

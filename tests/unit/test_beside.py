@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from orca_infra.errors import NotLeader, OutcomeUnknown
+from orca_infra.loop.watches import Edits
 from orca_infra.stack.beside import CohortsBeside
 from orca_infra.stack.cohorts import DROPS_MAX, Begun, Cohorts
 
@@ -179,3 +180,15 @@ def test_a_cohort_without_a_thread_is_given_up(
     assert work.forsaken == ["0"]
     assert beside.under_way_since() is None
     assert beside.join(0)
+
+
+def test_a_status_that_was_written_is_no_edit() -> None:
+    edits = Edits()
+    pool: dict[str, Any] = {"metadata": {"name": "p", "uid": "u", "generation": 1, "resourceVersion": "1"}}
+    assert edits.note(pool)
+    pool["metadata"]["resourceVersion"] = "2"
+    assert not edits.note(pool)
+    for change in ({"generation": 2}, {"deletionTimestamp": "2026-01-01T00:00:00Z"}, {"uid": "another"}):
+        pool = {"metadata": {**pool["metadata"], **change}}
+        assert edits.note(pool)
+        assert not edits.note(pool)
