@@ -232,10 +232,10 @@ def _of_over(pod: SeenObject) -> tuple[EndReason, str]:
 
 
 def _is_late(case: _Case, now: datetime, limits: RuntimeLimits) -> bool:
-    """Whether it was given its time; one that nobody has tried to make was not."""
+    """Whether it was given its time; one that nobody has tried to make, or that is being made just now, was not."""
     was_tried = case.pod is not None or case.row.tried_at is not None or bool(case.row.refused)
     begun_at = _begun_at(case, case.row.taken_at, case.row.tried_at)
-    return was_tried and _seconds_since(begun_at, now) >= limits.start_seconds
+    return was_tried and not case.row.being_made and _seconds_since(begun_at, now) >= limits.start_seconds
 
 
 def _begun_at(case: _Case, *moments: datetime | None) -> datetime | None:

@@ -426,6 +426,7 @@ def test_a_runtime_is_culled_at_its_time_pool_or_no_pool() -> None:
         ({**UNMADE, "taken_at": ago(9999)}, [], None),
         ({**UNMADE, "taken_at": ago(9999), "tried_at": ago(599)}, [], None),
         ({**UNMADE, "taken_at": ago(9999), "tried_at": ago(600)}, [], "NeverReady"),
+        ({**UNMADE, "taken_at": ago(9999), "tried_at": ago(9999), "being_made": True}, [], None),
         ({"taken_at": ago(600)}, [pod(1, ready=False)], None),
         ({"ready_at": None, "taken_at": ago(600)}, [pod(1)], None),  # just Ready
         ({"runtime": None}, [pod(1)], "Discarded"),
