@@ -116,13 +116,13 @@ def test_while_a_large_refill_is_under_way_edits_are_seen_and_runtimes_culled_st
     before = set(room.pods())
 
     server.held = REFILL
-    room.make_pool(size=200)
+    room.make_pool(size=60)
     comes(lambda: under_way(room) == 1 and server.faults > 0)
     [large] = [row["stack"] for row in room.rows("select stack from orca.cohorts where ended_at is null")]
     [made] = room.rows("select count(*) as n from orca.kube_objects where cohort = %(stack)s", stack=large)
-    assert made["n"] == 198
+    assert made["n"] == 58
 
-    room.make_pool(size=200, burningRate=5)
+    room.make_pool(size=60, burningRate=5)
     comes(lambda: is_seen(room))
     with room.database.transaction() as transaction:
         transaction.run("update orca.runtimes set expires_at = now() where id = %(id)s", {"id": expiring.id})
@@ -136,16 +136,16 @@ def test_while_a_large_refill_is_under_way_edits_are_seen_and_runtimes_culled_st
     end_runtime(room.launching, cold.id)
     comes(lambda: room.reason(cold.pod) == "Stopped")
     # And a pool that is made smaller: what is being made ends once that is known.
-    room.make_pool(size=160, burningRate=5)
+    room.make_pool(size=50, burningRate=5)
     surplus = "select name from orca.runtime_pods where ending_reason = 'Surplus'"
-    comes(lambda: is_seen(room) and len(room.rows(surplus)) == 40)
+    comes(lambda: is_seen(room) and len(room.rows(surplus)) == 10)
     assert room.rows(surplus + " and ended_at is not null and name <> all(%(before)s)", before=list(before)) == []
     [still] = room.rows("select ended_at from orca.cohorts where stack = %(stack)s", stack=large)
     assert still["ended_at"] is None, "the refill was over already"
 
     server.held = ""
     comes(lambda: not under_way(room) and not room.rows(surplus + " and ended_at is null"))
-    comes(lambda: set(room.pods()) == room.warm() and len(room.warm()) == 160)
+    comes(lambda: set(room.pods()) == room.warm() and len(room.warm()) == 50)
     events = [line["event"] for line in said(room)]
     assert "stray deleted" not in events
     assert "strays held: an operator has to look" not in events
