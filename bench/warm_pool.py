@@ -210,7 +210,7 @@ def refill(bench: Bench) -> None:
             edited.append(bench.edit_seen_seconds({"burningRate": 0.01 + part / 1000}))
         until(lambda: bench.warm() >= SIZE)
         seconds = time.perf_counter() - started
-    bench.figures["edit_seen_in_refill_ms"] = 1000 * max(edited, default=0)
+    bench.figures["edit_seen_in_refill_ms"] = 1000 * max(edited)
     progress(f"  an edit in it is seen within {', '.join(f'{1000 * one:.0f}' for one in edited)} ms")
     bench.figures["refill_pods_per_second"] = SIZE / seconds
     progress(f"  {SIZE / seconds:.1f} a second; now the floor: the same by {FLOOR_THREADS} threads of raw calls")

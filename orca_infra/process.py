@@ -13,7 +13,9 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import time
+import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,3 +177,9 @@ def _wait_until_empty(session: int, seconds: float) -> bool:
             return False
         time.sleep(_POLL_SECONDS)
     return True
+
+
+def traceback_of_thread(thread_id: int | None) -> str:
+    """What a thread of this process is at; empty when it has ended."""
+    frame = sys._current_frames().get(thread_id or 0)  # noqa: SLF001  (documented, for just this)
+    return "".join(traceback.format_stack(frame)) if frame else ""

@@ -6,7 +6,6 @@ What hastens a pass is one flag a scope: however much happens, at most one pass 
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 import traceback
@@ -16,6 +15,7 @@ from typing import Protocol
 
 from orca_infra.errors import NotLeader, OrcaError
 from orca_infra.log import Log
+from orca_infra.process import traceback_of_thread
 
 #: How soon a pass that was given up is made again.
 RETRY_SECONDS = 2.0
@@ -171,7 +171,7 @@ class Schedule:
             ):
                 if since is None or self.seconds() - since <= deadline_seconds:
                     continue
-                where = beside.where() if beside is not None and is_beside else _where(thread.ident)
+                where = beside.where() if beside is not None and is_beside else traceback_of_thread(thread.ident)
                 seconds = self.seconds() - since
                 found.append(Late(scope=thread.scope.name, seconds=seconds, where=where, beside=is_beside))
                 thread.scope.cut_short()
@@ -261,9 +261,3 @@ class _ScopeThread(threading.Thread):
             return
         where = "".join(traceback.format_exception(error))
         log.warning("pass failed: a defect of this program", scope=scope, kind=type(error).__name__, traceback=where)
-
-
-def _where(thread_id: int | None) -> str:
-    """What a thread is at, as a traceback; empty when it has ended."""
-    frame = sys._current_frames().get(thread_id or 0)  # noqa: SLF001  (documented, for just this)
-    return "".join(traceback.format_stack(frame)) if frame else ""

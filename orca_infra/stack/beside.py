@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from orca_infra.errors import NotLeader, OrcaError
+from orca_infra.process import traceback_of_thread
 from orca_infra.stack.cohorts import DROPS_MAX, Begun, Cohorts
 
 #: Under way at the same time at the most: a large refill and, beside it, what somebody waits for.
@@ -79,9 +78,8 @@ class CohortsBeside:
 
     def where(self) -> str:
         """What the threads are at, as tracebacks."""
-        frames = sys._current_frames()  # noqa: SLF001  (documented, for just this)
         threads = [one.thread.ident for one in self._ups if one.thread is not None and not one.ended]
-        return "\n".join("".join(traceback.format_stack(frames[ident])) for ident in threads if ident in frames)
+        return "\n".join(filter(None, map(traceback_of_thread, threads)))
 
     def join(self, seconds: float) -> bool:
         """Wait for the ends of all; gives whether they came within this time."""

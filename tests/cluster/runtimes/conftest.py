@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +20,7 @@ import yaml  # type: ignore[import-untyped]
 
 from orca_infra.db.connection import Database
 from orca_infra.kube.client import Kube
-from orca_infra.kube.kinds import EVENT, NODE, POD, RUNTIME_POOL, SECRET, Object, Ref
+from orca_infra.kube.kinds import EVENT, NAMESPACE, NODE, POD, RUNTIME_POOL, SECRET, Object, Ref
 from orca_infra.log import make_log
 from orca_infra.record.codec import decode, encode
 from orca_infra.record.decided import RuntimesDecided
@@ -145,6 +147,33 @@ class Room:
             "KUBECONFIG": str(self.kubeconfig),
             **more,
         }
+
+    @contextmanager
+    def loops(self, **more: str) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+        """Starts `orca-infra run` on this room, as often as it is called. Passes are an hour apart, unless something hastens them.
+
+        Each loop says what it does in `loop-N.log` of the room's folder; they are killed at the end.
+        """
+        labels = {"orca.stack": self.stack_id}
+        self.kube.patch(Ref(kind=NAMESPACE, name=self.namespace), {"metadata": {"labels": labels}})
+        config = self.folder / "orca.toml"
+        config.write_text("[pools]\n")
+        own = {"ORCA_CONFIG": str(config), "ORCA_RUNTIMES_SCALE_SECONDS": "3600", "ORCA_LOG": "json"}
+        environment = self.product_environment(**own, **more)
+        command = [str(Path(sys.executable).with_name("orca-infra")), "run"]
+        started: list[subprocess.Popen[bytes]] = []
+
+        def start() -> subprocess.Popen[bytes]:
+            with (self.folder / f"loop-{len(started)}.log").open("wb") as log:
+                started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+            return started[-1]
+
+        try:
+            yield start
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
 
     def launch(self, user: str = "jane", **more: Any) -> Launch:
         return launch(self.launching, LaunchRequest(environment="python-simple-env", user=user, **more))

@@ -10,7 +10,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orca_infra.errors import OutcomeUnknown
-from orca_infra.kube.kinds import NAMESPACE, POD, RUNTIME_POOL, Ref
+from orca_infra.kube.kinds import POD, RUNTIME_POOL, Ref
 from orca_infra.loop.leader import holder, oust
 from orca_infra.runtimes.living import end_runtime, find_runtime
 from orca_infra.stack.beside import CohortsBeside
@@ -64,31 +63,10 @@ def is_seen(room: Room) -> bool:
 @pytest.fixture
 def loop(room: Room, server: FaultyServer) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
     """Starts `orca-infra run` on this room, whose API server is the proxy."""
-    room.kube.patch(Ref(kind=NAMESPACE, name=room.namespace), {"metadata": {"labels": {"orca.stack": room.stack_id}}})
-    config = room.folder / "orca.toml"
-    config.write_text("[pools]\n")
-    environment = room.product_environment(
-        ORCA_CONFIG=str(config),
-        ORCA_RUNTIMES_SCALE_SECONDS="3600",
-        ORCA_STRAY_GRACE_SECONDS="0.01",  # whatever is nobody's would be deleted, and said, at once
-        ORCA_LOG="json",
-        KUBECONFIG=str(server.kubeconfig),
-    )
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start() -> subprocess.Popen[bytes]:
-        command = [str(Path(sys.executable).with_name("orca-infra")), "run"]
-        with (room.folder / f"loop-{len(started)}.log").open("wb") as log:
-            started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
-        return started[-1]
-
-    try:
+    # Whatever is nobody's would be deleted, and said, at once.
+    with room.loops(ORCA_STRAY_GRACE_SECONDS="0.01", KUBECONFIG=str(server.kubeconfig)) as start:
         yield start
-    finally:
-        server.heal()
-        for process in started:
-            process.kill()
-            process.wait()
+    server.heal()
 
 
 def said(room: Room) -> list[dict[str, Any]]:

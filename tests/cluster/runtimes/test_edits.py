@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orca_infra.kube.kinds import NAMESPACE, RUNTIME_POOL, Ref
+from orca_infra.kube.kinds import RUNTIME_POOL, Ref
 from orca_infra.testing.cluster import TestCluster
 
 if TYPE_CHECKING:
@@ -25,24 +23,8 @@ POOL = "python-simple-pool"
 @pytest.fixture
 def loop(room: Room) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
     """Starts `orca-infra run` on this room. Its passes are an hour apart: only what it hears makes one sooner."""
-    room.kube.patch(Ref(kind=NAMESPACE, name=room.namespace), {"metadata": {"labels": {"orca.stack": room.stack_id}}})
-    config = room.folder / "orca.toml"
-    config.write_text("[pools]\n")
-    environment = room.product_environment(ORCA_CONFIG=str(config), ORCA_RUNTIMES_SCALE_SECONDS="3600", ORCA_LOG="json")
-    command = [str(Path(sys.executable).with_name("orca-infra")), "run"]
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start() -> subprocess.Popen[bytes]:
-        with (room.folder / f"loop-{len(started)}.log").open("wb") as log:
-            started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
-        return started[-1]
-
-    try:
+    with room.loops() as start:
         yield start
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
 
 
 def seen(room: Room) -> bool:
