@@ -80,7 +80,7 @@ def engine_environment(config: EngineConfig) -> dict[str, str]:
     A person's shell gets the same (`orca-infra env`), so that a CLI and the loop never mean two different states.
     """
     return {
-        "PULUMI_BACKEND_URL": config.backend_url,
+        "PULUMI_BACKEND_URL": _without_attributes(config.backend_url),
         "PULUMI_CONFIG_PASSPHRASE_FILE": str(config.passphrase_file),
         # A fresh work folder has no salt of its own: the state's secrets manager is used.
         "PULUMI_FALLBACK_TO_STATE_SECRETS_MANAGER": "true",
@@ -89,6 +89,17 @@ def engine_environment(config: EngineConfig) -> dict[str, str]:
         "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
         "PATH": search_path(),
     }
+
+
+def _without_attributes(backend_url: str) -> str:
+    """In a folder, no file of attributes beside each file of the state.
+
+    The engine's library writes those in place, and an engine that is killed at it leaves one empty: its stack can then be
+    neither read nor removed ("failed to load checkpoint: EOF"). https://pkg.go.dev/gocloud.dev/blob/fileblob#Options
+    """
+    if not backend_url.startswith("file:") or "metadata=" in backend_url:
+        return backend_url
+    return f"{backend_url}{'&' if '?' in backend_url else '?'}metadata=skip"
 
 
 class Engine:

@@ -137,7 +137,8 @@ def _kill_engine(room: Room, objects: int, over: threading.Event) -> None:
         engines = room.rows("select pid from orca.engine_operations where ended_at is null and pid is not null")
         if engines and len(room.uids()) >= objects:
             for row in engines:
-                os.kill(row["pid"], signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it came to its end meanwhile
+                    os.kill(row["pid"], signal.SIGKILL)
             return
 
 
