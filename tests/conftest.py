@@ -34,6 +34,7 @@ from orca_infra.stack.engine import Engine
 from orca_infra.stack.tools import require_tool
 from orca_infra.surroundings import Surroundings, open_surroundings
 
+_ROOT = Path(__file__).parents[1]
 _POLL_SECONDS = 0.02
 _SLOWNESS = 10
 _PATIENCE_SECONDS = 240
@@ -221,6 +222,17 @@ def home() -> Iterator[Path]:
         assert not left, f"processes outlived the test: {left}"
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def checkout(home: Path) -> Path:
+    """The project as a person has it, in `home`: pulumi writes the salt of a passphrase into its `stacks`."""
+    folder = home / "checkout"
+    for name in ("Pulumi.yaml", "__main__.py", "stacks/orca.toml", "tools/plugins/pulumi-resource-orca"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(_ROOT / name, folder / name)
+    (folder / ".venv").symlink_to(_ROOT / ".venv")
+    return folder
 
 
 def environment(home: Path, database_url: str, state: str = "file", **more: str) -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from orca_infra.testing.cluster_http import ApiError
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
-CHECKOUT = Path(__file__).parents[2]
 KEY = "a key of the tests, 32 bytes long"
 IMAGE = "registry.example/orca-infra@sha256:" + "0" * 64
 SECRET = {"db", "tokenKey", "backendUrl"}
@@ -78,13 +76,7 @@ class Project:
 
 
 @pytest.fixture
-def project(home: Path, database_url: str, cluster: TestCluster, namespaces: dict[str, str]) -> Project:
-    folder = home / "checkout"
-    (folder / "stacks").mkdir(parents=True)
-    for name in ("Pulumi.yaml", "__main__.py", "stacks/orca.toml", "tools/plugins/pulumi-resource-orca"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(CHECKOUT / name, folder / name)
-    (folder / ".venv").symlink_to(CHECKOUT / ".venv")
+def project(home: Path, checkout: Path, database_url: str, cluster: TestCluster, namespaces: dict[str, str]) -> Project:
     kept = ("HOME", "LANG", "TMPDIR")
     environment = {
         **{name: os.environ[name] for name in kept if name in os.environ},
@@ -97,7 +89,7 @@ def project(home: Path, database_url: str, cluster: TestCluster, namespaces: dic
         "ORCA_HOME": str(home / "orca"),
         "KUBECONFIG": str(cluster.kubeconfig),
     }
-    one = Project(folder, environment)
+    one = Project(checkout, environment)
     one.pulumi("stack", "init", "test")
     return one
 

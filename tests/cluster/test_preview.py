@@ -15,8 +15,6 @@ import pytest
 from orca_infra.db.connection import Database
 from orca_infra.testing.cluster import TestCluster
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture
 def environment(cluster: TestCluster, home: Path, database_url: str) -> dict[str, str]:
@@ -37,10 +35,10 @@ def environment(cluster: TestCluster, home: Path, database_url: str) -> dict[str
     }
 
 
-def call(environment: dict[str, str], *arguments: str) -> tuple[int, str]:
+def call(checkout: Path, environment: dict[str, str], *arguments: str) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, "-m", "orca_infra.cli", *arguments],
-        cwd=ROOT,
+        cwd=checkout,
         env=environment,
         capture_output=True,
         text=True,
@@ -52,7 +50,7 @@ def call(environment: dict[str, str], *arguments: str) -> tuple[int, str]:
 
 
 def test_the_base_passes_the_default_policies_and_runs_are_decided_live_and_from_the_file(
-    environment: dict[str, str], tmp_path: Path
+    checkout: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
     database = Database(environment["ORCA_DB"])
     with database.transaction() as transaction:
@@ -61,7 +59,7 @@ def test_the_base_passes_the_default_policies_and_runs_are_decided_live_and_from
         )
         transaction.run("insert into orca.runs (pipeline) select 'reports' from generate_series(1, 2)")
     database.close()
-    code, out = call(environment, "preview", "--format", "json")
+    code, out = call(checkout, environment, "preview", "--format", "json")
     found: dict[str, Any] = json.loads(out)
     assert code == 2, out
     [base] = found["stacks"]
@@ -73,15 +71,15 @@ def test_the_base_passes_the_default_policies_and_runs_are_decided_live_and_from
         "start run 1 of reports, start 1 with 2 workers",
         "start run 2 of reports, start 1 with 2 workers",
     ]
-    code, text = call(environment, "plan")
+    code, text = call(checkout, environment, "plan")
     assert code == 0
     assert "runs: start run 1 of reports, start 1 with 2 workers: it has been queued" in text
-    code, text = call(environment, "snapshot")
+    code, text = call(checkout, environment, "snapshot")
     assert code == 0
     (tmp_path / "demand.json").write_text(text)
     # Neither the database nor the cluster is asked.
     without = {**environment, "ORCA_DB": "", "KUBECONFIG": "/dev/null/none"}
-    code, out = call(without, "preview", "--format", "json", "--demand", str(tmp_path / "demand.json"))
+    code, out = call(checkout, without, "preview", "--format", "json", "--demand", str(tmp_path / "demand.json"))
     assert code == 2
     again = [one["sentence"] for one in json.loads(out)["decisions"]["decided"] if one["scope"] == "runs"]
     assert [said.partition(":")[0] for said in again] == [said.partition(":")[0] for said in runs]

@@ -170,7 +170,9 @@ def test_up_makes_and_reports_the_resource_with_its_uid_and_destroy_removes_it(
     assert b.cloud.list() == []
     assert b.engine.state(STACK).resources == ()
     assert lock_keys(b) == []
-    assert [*b.home.rglob("*.attrs")] == [], "written in place: an engine killed at it leaves a stack that none can read"
+    assert [*b.home.rglob("*.attrs")] == [], (
+        "written in place: an engine killed at it leaves a stack that none can read"
+    )
     assert all(session_members(process) == [] for process in b.started)
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from orca_infra.stack.tools import require_tool
+
 # The surroundings of the fixtures, for commands that run beside them.
 COMMANDS = [sys.executable, "-m", "orca_infra.cli"]
 PASSWORD = "hunter2hunter2"
@@ -21,7 +22,8 @@ PASSWORD = "hunter2hunter2"
 class Shell:
     """Runs commands on the database and the state of a world."""
 
-    def __init__(self, world: Any) -> None:
+    def __init__(self, world: Any, checkout: Path) -> None:
+        self.checkout = checkout
         settings = world.surroundings.settings
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("ORCA_", "PULUMI_"))}
         self.environment = {
@@ -40,7 +42,7 @@ class Shell:
     def call(self, *arguments: str, **more: str) -> tuple[int, str, str]:
         done = subprocess.run(
             [*COMMANDS, *arguments],
-            cwd=ROOT,
+            cwd=self.checkout,
             env={**self.environment, **more},
             capture_output=True,
             text=True,
@@ -64,8 +66,8 @@ def world(passes: Callable[..., Any]) -> Any:
     return passes("file")
 
 
-def test_the_bases_diff_the_machine_stacks_and_the_decisions(world: Any, tmp_path: Path) -> None:
-    shell = Shell(world)
+def test_the_bases_diff_the_machine_stacks_and_the_decisions(world: Any, checkout: Path, tmp_path: Path) -> None:
+    shell = Shell(world, checkout)
     # Nothing is there yet: the base is to be made; a run waits, and the pool would make a machine.
     world.queue()
     code, found = shell.preview()
@@ -82,8 +84,8 @@ def test_the_bases_diff_the_machine_stacks_and_the_decisions(world: Any, tmp_pat
     # The base and the machine are there: no change, and no policy that is broken.
     world.run_pass()
     up = subprocess.run(
-        [".tools/bin/pulumi", "up", "--yes", "--skip-preview", "--stack", "test"],
-        cwd=ROOT,
+        [str(require_tool("pulumi")), "up", "--yes", "--skip-preview", "--stack", "test"],
+        cwd=checkout,
         env={**shell.environment, **environment_of(shell)},
         capture_output=True,
         text=True,
@@ -133,13 +135,13 @@ def test_the_bases_diff_the_machine_stacks_and_the_decisions(world: Any, tmp_pat
     assert "the loop is making or removing machines of it at this moment" in decided[0]["sentence"]
 
 
-def test_a_program_that_fails_is_said_and_is_an_error(world: Any, tmp_path: Path) -> None:
+def test_a_program_that_fails_is_said_and_is_an_error(world: Any, checkout: Path, tmp_path: Path) -> None:
     (tmp_path / "Pulumi.yaml").write_text("name: orca-infra\nruntime: python\n")
     (tmp_path / "__main__.py").write_text("raise RuntimeError('```\\n@everyone')\n")
-    code, found = Shell(world).preview("--project", str(tmp_path))
+    code, found = Shell(world, checkout).preview("--project", str(tmp_path))
     assert code == 1
     assert "RuntimeError" in found["stacks"][0]["error"]
-    code, out, _ = Shell(world).call("preview", "--format", "markdown", "--project", str(tmp_path))
+    code, out, _ = Shell(world, checkout).call("preview", "--format", "markdown", "--project", str(tmp_path))
     assert code == 1
     assert "| Base stack | **failed**" in out
 
