@@ -151,6 +151,8 @@ def env() -> None:
         "ORCA_CONFIG": str(settings.config_path.absolute()),
         "ORCA_TOKEN_KEY": surroundings.token_key.decode(errors="surrogateescape"),
     }
+    if "PULUMI_CONFIG_PASSPHRASE" in os.environ:  # it would win over the file
+        print("unset PULUMI_CONFIG_PASSPHRASE")
     for name, value in values.items():
         print(f"export {name}={shlex.quote(value)}")
     surroundings.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 import subprocess
+import sys
 import warnings
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +25,20 @@ def start(folder: Path) -> str:
 
     Safe when several ask at the same time. Raises SetupError saying why it cannot run.
     """
+    return _start_elsewhere(folder) if "grpc" in sys.modules else _start(folder)
+
+
+def _start_elsewhere(folder: Path) -> str:
+    """From a fresh process: where gRPC has threads, as in a Pulumi program, root's fork to the server's user crashes."""
+    done = subprocess.run(
+        [sys.executable, "-m", __name__, str(folder)], capture_output=True, text=True, check=False, timeout=300
+    )
+    if done.returncode:
+        raise SetupError(done.stderr.strip().rpartition("\n")[2])
+    return done.stdout.strip()
+
+
+def _start(folder: Path) -> str:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         server = _library().get_server(folder, cleanup_mode=None)
@@ -81,3 +96,10 @@ def _reason(folder: Path, error: BaseException) -> str:
         words = (str(error).splitlines() or [type(error).__name__])[-1]
     free_mib = shutil.disk_usage(folder.parent).free // 2**20
     return f"{words}; the disk has {free_mib} MiB free" if free_mib < _LITTLE_MIB else words
+
+
+if __name__ == "__main__":
+    try:
+        sys.stdout.write(_start(Path(sys.argv[1])))
+    except SetupError as refusal:
+        sys.exit(str(refusal))

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from orca_infra.stack.tools import require_tool
+from orca_infra.db import embedded
+from orca_infra.stack.tools import require_tool, search_path
 
 # The surroundings of the fixtures, for commands that run beside them.
 COMMANDS = [sys.executable, "-m", "orca_infra.cli"]
@@ -147,9 +148,44 @@ def test_a_program_that_fails_is_said_and_is_an_error(world: Any, checkout: Path
 
 
 def environment_of(shell: Shell) -> dict[str, str]:
-    code, out, err = shell.call("env")
+    of_before = {"PULUMI_CONFIG_PASSPHRASE": "of another state"}
+    code, out, err = shell.call("env", **of_before)
     assert code == 0, err
     printed = subprocess.run(
-        ["bash", "-c", f"{out}\nenv -0"], capture_output=True, text=True, check=True, env=shell.environment
+        ["bash", "-c", f"{out}\nenv -0"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**shell.environment, **of_before},
     ).stdout
-    return dict(entry.split("=", 1) for entry in printed.split("\0") if "=" in entry)
+    found = dict(entry.split("=", 1) for entry in printed.split("\0") if "=" in entry)
+    assert "PULUMI_CONFIG_PASSPHRASE" not in found, "it would win over the file"
+    return found
+
+
+def test_pulumi_alone_with_nothing_set_up_starts_the_embedded_postgres(checkout: Path, home: Path) -> None:
+    environment = {
+        "HOME": str(home),
+        "PATH": search_path(),
+        "PULUMI_BACKEND_URL": f"file://{home / 'state'}",
+        "PULUMI_CONFIG_PASSPHRASE": "a passphrase of the tests",
+        "PULUMI_SKIP_UPDATE_CHECK": "true",
+        "ORCA_HOME": str(home / "orca"),
+        "ORCA_CONFIG": "stacks/orca.toml",
+    }
+    try:
+        for command in (["stack", "init", "dev"], ["preview", "--stack", "dev"]):
+            done = subprocess.run(
+                [str(require_tool("pulumi")), "--non-interactive", *command],
+                cwd=checkout,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=600,
+                check=False,
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+        assert "starting the embedded Postgres" in done.stdout
+        assert "3 to create" in done.stdout
+    finally:
+        embedded.stop(home / "orca" / "postgres")
