@@ -61,14 +61,14 @@ class _Table:
         return base64.b64decode(row[0]) if row else None
 
     def has(self, key: str) -> bool:
-        if not self._session.row("select 1 from pg_class where oid = to_regclass('pulumi_state')"):
-            return False  # no engine was ever here
+        if not self._is_there():
+            return False
         found = self._session.row("select 1 from pulumi_state where key = any(%(keys)s)", {"keys": self._full(key)})
         return found is not None
 
     def keys(self, prefix: str) -> list[str]:
         found: list[str] = []
-        for full in self._full(prefix):
+        for full in self._full(prefix) if self._is_there() else ():
             row = self._session.row(
                 "select array_agg(key order by key) from pulumi_state where starts_with(key, %(prefix)s)",
                 {"prefix": full},
@@ -83,6 +83,10 @@ class _Table:
 
     def forget(self, prefix: str) -> None:
         """Nothing: where there are no folders, none is left empty."""
+
+    def _is_there(self) -> bool:
+        """Whether an engine was ever here; the first one makes the table."""
+        return self._session.row("select 1 from pg_class where oid = to_regclass('pulumi_state')") is not None
 
     def _full(self, key: str) -> list[str]:
         return [f"{prefix}/{key}" for prefix in self._prefixes]

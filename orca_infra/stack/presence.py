@@ -6,6 +6,7 @@ first starts, is looked for before and after each operation; Postgres knows sinc
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +15,7 @@ from orca_infra.db.connection import Database, load_queries
 from orca_infra.errors import Conflict, SetupError, StateBroken
 from orca_infra.stack.backend import open_backend
 from orca_infra.stack.engine import PROJECT, Engine
+from orca_infra.stack.locks import free_dead_locks
 
 _SQL = load_queries("engine")
 
@@ -29,6 +31,9 @@ def claim_state(engine: Engine, database: Database, backend_url: str, stack: str
     # transaction's, held open for the second that it takes, once in a state's life: behind a pooler it ends with it, too.
     with database.transaction() as transaction:
         transaction.run(_SQL["state_lock"])
+        # One that was killed in making it left its lock, which no ledger knows; `pulumi cancel` wants the stack to be there.
+        with contextlib.suppress(Conflict), open_backend(backend_url) as backend:
+            free_dead_locks(backend, stack, [])
         if not _holds(backend_url, stack, engine):  # to make it takes its lock, which a deploy job may hold
             engine.init(stack)
         transaction.run(_SQL["state_identity"], {"stack": stack, "place": place_of(backend_url)})

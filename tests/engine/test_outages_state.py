@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +18,7 @@ import pytest
 
 from orca_infra.db.connection import backend_url
 from orca_infra.errors import SetupError
-from orca_infra.stack.engine import Engine
+from orca_infra.stack.engine import PROJECT, Engine
 from orca_infra.stack.presence import claim_state, missing_state, place_of
 from orca_infra.stack.program import Registrar
 from orca_infra.testing.postgres_proxy import PostgresProxy
@@ -50,14 +52,41 @@ def claim(w: Any) -> None:
 
 
 def test_any_number_of_loops_start_at_once_on_a_new_state(surroundings: Callable[..., Any]) -> None:
-    """A Deployment's replicas do, and a first `orca-infra env` beside them."""
-    for _ in range(3):
+    """A Deployment's replicas do, and a first `orca-infra env` beside them; also after one was killed in making it."""
+    begin_anew = "drop table pulumi_state; delete from orca.state_identity"
+    leave_lock = f"""
+        update pulumi_state set key = left(key, strpos(key, '/')) || '.pulumi/locks/organization/{PROJECT}/test/one.json',
+            data = json_build_object('data', encode(convert_to('{dead_holder()}', 'utf8'), 'base64'))
+        where key like '%/stacks/%/test.json';
+        delete from orca.state_identity
+    """
+    for left_behind in (begin_anew, leave_lock, ""):
         claims = [surroundings("postgres") for _ in range(4)]
         with ThreadPoolExecutor(len(claims)) as threads:
             begun = [threads.submit(claim_one, one) for one in claims]
             assert [future.result(timeout=120) for future in begun] == [None] * len(claims)
-        with claims[0].database.transaction() as transaction:  # a database without a state again
-            transaction.script("drop table pulumi_state; delete from orca.state_identity")
+        with claims[0].database.transaction() as transaction:
+            assert transaction.dicts("select key from pulumi_state where key like '%%/locks/%%'") == []
+            transaction.script(left_behind)
+
+
+def test_a_lock_that_an_engine_left_when_it_was_killed_in_making_the_state_is_broken(
+    surroundings: Callable[..., Any], home: Path
+) -> None:
+    """It says whose it was, or was not written to its end."""
+    locks = home / "state" / ".pulumi" / "locks" / "organization" / PROJECT / "test"
+    locks.mkdir(parents=True)
+    (locks / "one.json").write_text(dead_holder())
+    (locks / "two.json.18ecd078dfb5ba99.tmp").write_text("")
+    claim_one(surroundings())
+    assert [*locks.iterdir()] == []
+
+
+def dead_holder() -> str:
+    """What a lock says whose engine is gone."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return json.dumps({"pid": process.pid, "username": "root", "hostname": socket.gethostname()})
 
 
 def claim_one(one: Any) -> None:
