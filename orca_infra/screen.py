@@ -171,13 +171,15 @@ def ago(then: datetime | None, now: datetime) -> str:
 
 
 def _pool_table(pools: list[dict[str, Any]], machines: list[dict[str, Any]], now: datetime) -> Table:
-    table = Table("pool", "demand", "machines", "now", "last try", box=None, pad_edge=False)
+    table = Table("pool", "demand", "machines", "at the last pass", "last try", box=None, pad_edge=False)
     for pool in pools:
         states = [machine["state"] for machine in machines if machine["pool"] == pool["pool"]]
         counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "none"
         message = pool["message"]
         if pool["next_try_at"] and pool["next_try_at"] > now:
             message += f" in {_seconds(pool['next_try_at'], now)}"
+        elif pool["observed_at"]:
+            message += f" ({ago(pool['observed_at'], now)} ago)"
         attempt = f"{pool['last_attempt']} ({ago(pool['tried_at'], now)} ago)" if pool["tried_at"] else "-"
         table.add_row(_text(pool["pool"]), str(pool["demand"]), _text(counted), _text(message), _text(attempt))
     return table
