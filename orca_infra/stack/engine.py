@@ -198,7 +198,7 @@ class Engine:
     def state(self, stack: str) -> StackState:
         """Read the stack's state; an absent stack owns nothing."""
         exported = self._export(stack)
-        deployment = exported.get("deployment", {}) if exported else {}
+        deployment = exported.get("deployment", {})
         resources = deployment.get("resources") or []
         outputs = next((r.get("outputs") or {} for r in resources if r["type"] == "pulumi:pulumi:Stack"), {})
         owned = tuple(
@@ -239,7 +239,7 @@ class Engine:
     def clear_pending(self, stack: str) -> None:
         """Forget operations that were begun and never ended. What they may have made is found by its labels."""
         exported = self._export(stack)
-        if not exported or not exported.get("deployment", {}).get("pending_operations"):
+        if not exported.get("deployment", {}).get("pending_operations"):
             return
         exported["deployment"]["pending_operations"] = []
         completed = self._run(["stack", "import", "--stack", stack], stack, stdin=json.dumps(exported))
@@ -310,7 +310,8 @@ class Engine:
         except StackMissing:
             return {}
         exported: dict[str, Any] = json.loads(completed.stdout)
-        return exported
+        # It is null in a stack whose `init` was killed before it had written whose secrets they are.
+        return {**exported, "deployment": exported.get("deployment") or {}}
 
     def _run(
         self,

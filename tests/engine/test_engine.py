@@ -185,7 +185,7 @@ def test_an_up_of_one_target_leaves_the_others_that_the_program_no_longer_declar
     assert b.cloud.get("m-1") == before
 
 
-def test_a_missing_stack_owns_nothing_is_not_destroyed_and_making_it_twice_is_harmless(
+def test_a_stack_that_is_missing_or_half_made_owns_nothing_and_making_it_twice_is_harmless(
     bench: Callable[..., Bench],
 ) -> None:
     b = bench()
@@ -197,6 +197,12 @@ def test_a_missing_stack_owns_nothing_is_not_destroyed_and_making_it_twice_is_ha
     b.engine.drop(STACK)
     b.engine.init(STACK)
     b.engine.init(STACK)
+    # As an engine leaves it that is killed in making it, having written it for the first of two times.
+    key = b.home / "state" / ".pulumi" / "stacks" / PROJECT / f"{STACK}.json"
+    key.write_text(json.dumps({"version": 0, "checkpoint": {"stack": f"organization/{PROJECT}/{STACK}"}}))
+    assert b.engine.state(STACK).resources == ()
+    assert b.engine.salt(STACK) == ""
+    b.engine.clear_pending(STACK)
     b.up()
     b.engine.init(STACK)
     assert [resource.name for resource in b.engine.state(STACK).resources] == ["m-1"]
