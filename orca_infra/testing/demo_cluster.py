@@ -25,7 +25,7 @@ from orca_infra.kube.kinds import CRD, NAMESPACE, POD, RUNTIME_POOL, SECRET, Ref
 from orca_infra.log import make_log
 from orca_infra.runtimes.launch import LaunchHands, LaunchRequest, launch
 from orca_infra.runtimes.living import end_runtime
-from orca_infra.stack.engine import engine_environment
+from orca_infra.stack.engine import Engine, engine_environment
 from orca_infra.stack.tools import require_tool
 from orca_infra.testing.cluster import TestCluster
 from orca_infra.testing.cluster_files import write_private
@@ -183,6 +183,8 @@ def base_is_upped(stage: Stage, cluster: DemoCluster) -> None:
     (project / "Pulumi.yaml").write_text(_PROJECT, encoding="utf-8")
     (project / "__main__.py").write_text(_PROGRAM, encoding="utf-8")
     environment = {**stage.environment, **engine_environment(stage.surroundings.engine)}
+    # In the demo's folder, not in the person's.
+    environment["PULUMI_HOME"] = str(Engine(stage.surroundings.engine).home)
     environment["ORCA_DB"] = stage.surroundings.url
     environment["ORCA_TOKEN_KEY"] = stage.surroundings.token_key.decode()
     pulumi = str(require_tool("pulumi"))
