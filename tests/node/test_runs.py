@@ -167,8 +167,9 @@ class Room:
             transaction.run("update orca.runs set state = 'canceled', ended_at = now() where id = %(r)s", {"r": run})
 
     def with_settings(self, **more: str) -> Room:
-        """The same stack, with passes of other settings."""
-        return make_room(self.surroundings, self.kube, self.api, {**self.environment, **more}, self.wait)
+        """The same stack, with passes of other settings; what those find to end is kept in the same place."""
+        made = make_room(self.surroundings, self.kube, self.api, {**self.environment, **more}, self.wait)
+        return replace(made, samples=self.samples)
 
 
 def make_room(
