@@ -25,3 +25,10 @@ def test_a_folder_of_another_user_in_its_place_is_refused(tmp_path: Path, monkey
     monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
     with pytest.raises(SetupError, match="orca-infra-4000000 belongs to another user"):
         embedded.start(tmp_path / "home" / "postgres")
+
+
+@pytest.mark.parametrize("odd", [" ", "$", "'", '"', ";", "&"])
+def test_a_path_that_a_shell_would_read_otherwise_is_refused_in_a_sentence(tmp_path: Path, odd: str) -> None:
+    with pytest.raises(SetupError, match=r"cannot be in .*: there is .* in the path; set ORCA_HOME to another folder"):
+        embedded.start(tmp_path / f"my{odd}home" / "postgres")
+    assert list(tmp_path.iterdir()) == []
