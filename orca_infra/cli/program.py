@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import sys
@@ -51,15 +52,22 @@ app = typer.Typer(
 def main() -> None:
     """The console script. A user's mistake is one sentence, never a traceback."""
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here, where an error can be said
     except UserError as error:
         _fail(str(error), EXIT_USER)
     except OrcaError as error:
         _fail(str(error), EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:
+    except OSError as error:
+        if error.errno not in {errno.EPIPE, errno.ENOSPC}:
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno == errno.ENOSPC:
+            say("orca-infra: no space is left on the device where the output goes")
         sys.exit(EXIT_FAILED)
 
 

@@ -31,7 +31,9 @@ def start(folder: Path) -> str:
 
     Safe when several ask at the same time. Raises SetupError saying why it cannot run.
     """
-    if odd := re.search(r"[^\w./+@:,=-]", str(folder.resolve())):  # its starter has a shell read the path
+    if odd := re.search(
+        r"[\s\"'`$\\;&|<>()*?\[\]{}!#]", str(folder.resolve())
+    ):  # its starter has a shell read the path
         raise SetupError(
             f"the embedded Postgres cannot be in {folder}: there is {odd[0]!r} in the path; "
             "set ORCA_HOME to another folder, or set ORCA_DB to a database of your own"

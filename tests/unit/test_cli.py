@@ -453,3 +453,13 @@ def test_a_command_starts_without_what_only_others_need() -> None:
     code = f"import sys, orca_infra.cli; print(*[name for name in {heavy!r} if name in sys.modules])"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240)
     assert said.stdout.split() == []
+
+
+def test_output_that_cannot_be_written_is_a_sentence() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "orca_infra.cli", "--version"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr.strip()) == (
+        1,
+        "orca-infra: no space is left on the device where the output goes",
+    )
