@@ -213,16 +213,16 @@ def test_whenever_its_maker_is_killed_there_is_no_machine_or_one_that_can_be_rem
     making_seconds = time.monotonic() - began  # on this machine, at this moment
     process.communicate()
     cloud.delete("m-1")
-    outcomes = []
     for attempt in range(20):
         process = creator(cloud, "m-1")
         go(process)
+        if attempt == 0:  # as late as it may be
+            wait_until(lambda: bool(cloud.list()))
         time.sleep(rng.uniform(0, 3 * making_seconds) if attempt % 4 else 0)
         process.kill()
         process.wait()
         close(process)
         seen = cloud.list()
-        outcomes.append(bool(seen))
         time.sleep(rng.choice([0, 0, 0.05, 0.2]))  # a launcher that comes up during, before or after the delete
         if seen:
             assert seen[0].state is MachineState.RUNNING
@@ -231,7 +231,6 @@ def test_whenever_its_maker_is_killed_there_is_no_machine_or_one_that_can_be_rem
     wait_until(lambda: not sessions_in(cloud.folder))
     assert cloud.create(request()).state is MachineState.RUNNING  # its capacity is free, its name too
     assert not list((cloud.folder / "machines").glob(".*"))
-    assert True in outcomes, "no attempt got as far as a machine; the instants are too early"
 
 
 def test_a_record_without_a_process_counts_as_booting_and_then_as_stopped(cloud: LocalCloud) -> None:
