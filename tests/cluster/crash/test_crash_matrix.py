@@ -193,12 +193,18 @@ def objects_of_target(w: World) -> list[Object]:
     [run] = w.rows("select id from orca.runs where pipeline = 'target'")
     labels = {RUN_LABEL: str(run["id"])}
     found = [item for kind in (JOB, POD, SERVICE) for item in w.seen(kind, w.runs, **labels)]
-    return [item for item in found if "deletionTimestamp" not in item["metadata"]]
+    return [item for item in found if is_staying(item)]
+
+
+def is_staying(item: Object) -> bool:
+    """Whether it was not told to go; its node takes a moment to let go of it."""
+    return "deletionTimestamp" not in item["metadata"]
 
 
 def left_of_runs(w: World, row: Row) -> str:
     if row.begin == "stray":
-        return "a stray" if w.seen(POD, w.runs, **{ROLE_LABEL: "driver"})[1:] else "nothing"
+        drivers = [item for item in w.seen(POD, w.runs, **{ROLE_LABEL: "driver"}) if is_staying(item)]
+        return "a stray" if drivers[1:] else "nothing"
     objects = "objects" if objects_of_target(w) else "no object"
     rows = w.rows(
         "select ending_reason from orca.run_clusters c join orca.runs r on r.id = c.run where r.pipeline = 'target'"
@@ -247,7 +253,7 @@ def begin_runtimes(w: World, row: Row, loop: Loop) -> None:
 
 
 def left_of_runtimes(w: World, row: Row) -> str:
-    live = [item for item in w.seen(POD, w.pods) if "deletionTimestamp" not in item["metadata"]]
+    live = [item for item in w.seen(POD, w.pods) if is_staying(item)]
     if row.begin == "stray":
         return "a stray" if live else "nothing"
     rows = w.rows("select * from orca.runtime_pods where ended_at is null")
