@@ -20,7 +20,6 @@ from orca_infra.machines.observe import SQL as MACHINES
 from orca_infra.machines.providers.local_config import LocalCloud
 from orca_infra.runs.observe import SQL as RUNS
 from orca_infra.runtimes.observe import SQL as RUNTIMES
-from orca_infra.stack.engine import Engine
 from orca_infra.stack.presence import require_state
 from orca_infra.surroundings import Surroundings
 
@@ -81,8 +80,8 @@ def drain(surroundings: Surroundings, say: Callable[[str], None]) -> None:
     _lead(leader, surroundings.url, say)
     try:
         _end_all(surroundings, scopes, say)
-        _drop_stacks(surroundings, scopes.engine, leader, say)
-        scopes.engine.unprotect(surroundings.settings.stack)
+        _drop_stacks(surroundings, scopes, say)
+        scopes.recorded.unprotect(surroundings.settings.stack)
     except NotLeader as error:
         raise UserError(f"another process took the lead ({error}): call it again; the family stays paused") from error
     finally:
@@ -159,11 +158,12 @@ def _mark_all(database: Database) -> None:
             )
 
 
-def _drop_stacks(surroundings: Surroundings, engine: Engine, leader: Leader, say: Callable[[str], None]) -> None:
+def _drop_stacks(surroundings: Surroundings, scopes: Scopes, say: Callable[[str], None]) -> None:
     """Forget the derived stacks, which own nothing any more.
 
     Raises SetupError for one whose state still has a machine: nobody would find it again; and when the state is not there.
     """
+    engine = scopes.engine
     require_state(surroundings.database, surroundings.engine.backend_url, engine)
     prefix = f"{surroundings.settings.stack}."
     for stack in [name for name in engine.stacks() if name.startswith(prefix)]:
@@ -172,8 +172,7 @@ def _drop_stacks(surroundings: Surroundings, engine: Engine, leader: Leader, say
             raise SetupError(
                 f"stack {stack} still owns {', '.join(machines[:3])}, and no row does: `pulumi stack -s {stack}` shows it"
             )
-        leader.verify()
-        engine.drop(stack)
+        scopes.recorded.drop(stack)
         with surroundings.database.transaction() as transaction:
             transaction.run("delete from orca.cohorts where stack = %(stack)s", {"stack": stack})
         say(f"dropped stack {stack}")

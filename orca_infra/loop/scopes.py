@@ -38,6 +38,7 @@ class Scopes:
         self._machines = MachinePasses(
             surroundings, self.engine, verify, log, images=images, parallel=settings.engine_parallel
         )
+        self.recorded = self._machines.recorded
         self._cluster: list[RunPasses | RuntimePasses] = []
         self.scopes = [_scope_of_machines(self._machines, self.engine, config, settings.scale_seconds)]
         if settings.uses_cluster:

@@ -149,6 +149,11 @@ class RecordedEngine:
             for urn in targets:
                 transaction.run(_SQL["disown"], {"stack": stack, "urn": urn})
 
+    def unprotect(self, stack: str) -> None:
+        """Let a `destroy` of the stack remove what its program protects. Locks of dead engines are broken first."""
+        self._verify()
+        self._unlocked(stack, lambda: self._engine.unprotect(stack))
+
     def require_state(self) -> None:
         """Raises SetupError while the state that was there is not, Transient when that cannot be told."""
         require_state(self._database, self._backend_url)

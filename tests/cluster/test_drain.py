@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +17,7 @@ import pytest
 from orca_infra.kube.client import Kube
 from orca_infra.kube.kinds import JOB, NAMESPACE, POD, RUNTIME_POOL, Ref
 from orca_infra.loop.leader import holder
-from orca_infra.stack.engine import engine_environment
+from orca_infra.stack.engine import PROJECT, Engine, engine_environment
 from orca_infra.stack.tools import require_tool
 from orca_infra.surroundings import Surroundings
 from orca_infra.testing.cluster import TestCluster
@@ -67,6 +69,18 @@ class Family:
         with self.surroundings.database.transaction() as transaction:
             for statement in statements:
                 transaction.run(statement)
+
+    def leave_locks(self, dead: int) -> None:
+        """As engines leave them that are killed in dropping a stack and in unprotecting the base."""
+        Engine(self.surroundings.engine).init("test.machines.q")
+        said = json.dumps({"pid": dead, "username": "root", "hostname": socket.gethostname()})
+        for stack in ("test", "test.machines.q"):
+            lock = f".pulumi/locks/organization/{PROJECT}/{stack}/dead.json"
+            self.execute(
+                "insert into pulumi_state (key, data) select left(key, strpos(key, '/')) || "
+                f"'{lock}', json_build_object('data', encode(convert_to('{said}', 'utf8'), 'base64'))"
+                " from pulumi_state where key like '%%/meta.yaml'"
+            )
 
     def is_full(self) -> bool:
         """One of each is there."""
@@ -148,9 +162,11 @@ def test_drain_ends_everything_beside_a_loop_that_looks_on_and_destroy_works(
         wait_until(lambda: family.rows("select from orca.pool_pauses"), 30)
         first.send_signal(signal.SIGKILL)
         first.wait()
+        family.leave_locks(first.pid)
 
         said = family.orca("drain", "--all", "--yes")
         assert "dropped stack test.machines.p" in said
+        assert "dropped stack test.machines.q" in said
         assert "pulumi destroy -s test" in said
         assert loop.poll() is None
         # The loop leads again, and makes nothing.
