@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,6 +16,8 @@ from orca_infra.settings import Settings, read_settings
 from orca_infra.stack.tools import find_tool, remedy
 
 _VERSION_SECONDS = 20
+#: The runtime pools' definitions have the API server check quantities: https://kubernetes.io/docs/reference/using-api/cel/
+_OLDEST_MINOR = 29
 _STATE = "mount it, or set PULUMI_BACKEND_URL back: docs/howto/recover.md"
 
 
@@ -39,7 +43,8 @@ def examine(environ: Mapping[str, str]) -> list[Finding]:
         settings = read_settings(environ)
     except UserError as error:
         return [*findings, Finding(what="settings", found=str(error), remedy="mend the environment variable")]
-    return [*findings, _config(settings), _database(settings), *_state(settings), *_secrets(settings)]
+    findings += [_config(settings), _database(settings), *_state(settings), *_secrets(settings)]
+    return [*findings, *_providers(settings), *_cluster(settings)]
 
 
 def all_is_there(findings: list[Finding]) -> bool:
@@ -175,4 +180,61 @@ def _secrets(settings: Settings) -> list[Finding]:
     else:
         where = "ORCA_TOKEN_KEY" if settings.token_key else str(settings.home / "token-key")
         findings.append(Finding(what="token key", found=where))
+    return findings
+
+
+def _providers(settings: Settings) -> list[Finding]:
+    """The engine's provider of each cloud that is configured."""
+    from orca_infra.config import load_config
+
+    try:
+        clouds = {pool.provider for pool in load_config(settings.config_path).pools}
+    except UserError:  # a finding already
+        clouds = set()
+    return [
+        _provider(name)
+        for name, is_used in (("kubernetes", settings.uses_cluster), ("gcp", "gcp" in clouds))
+        if is_used
+    ]
+
+
+def _provider(name: str) -> Finding:
+    program = f"pulumi-resource-{name}"
+    folder = Path(os.environ.get("PULUMI_HOME") or "~/.pulumi").expanduser() / "plugins"
+    installed = sorted(folder.glob(f"resource-{name}-v*/{program}"))
+    if found := find_tool(program) or (installed[-1] if installed else None):
+        return Finding(what=program, found=str(found))
+    command = f"`pulumi plugin install resource {name}` gets it from its vendor"
+    return Finding(what=program, found="not found", remedy=f"{command}; or put it on PATH")
+
+
+def _cluster(settings: Settings) -> list[Finding]:
+    """The cluster that is used, if one is, and whether the namespaces are there."""
+    from orca_infra.kube.client import Kube
+    from orca_infra.kube.kinds import NAMESPACE, Ref
+
+    names = {settings.runs_namespace if settings.runner else None, settings.runtimes_namespace} - {None}
+    if not names:
+        return []
+    findings = []
+    try:
+        with Kube.connect(kubeconfig=settings.kubeconfig) as kube:
+            version = kube.version()
+            minor = re.match(r"v?1\.(\d+)", version)
+            too_old = minor is not None and int(minor[1]) < _OLDEST_MINOR
+            remedy_of_age = f"Kubernetes 1.{_OLDEST_MINOR} or newer is needed" if too_old else ""
+            findings.append(Finding(what="cluster", found=f"{version} at {kube.server}", remedy=remedy_of_age))
+            for name in sorted(filter(None, names)):
+                is_there = kube.get(Ref(kind=NAMESPACE, name=name)) is not None
+                findings.append(
+                    Finding(
+                        what="namespace",
+                        found=name if is_there else f"{name} is not there",
+                        remedy="" if is_there else f"`pulumi up -s {settings.stack}` makes it",
+                        needed=False,
+                    )
+                )
+    except OrcaError as error:
+        remedy_of_access = "set KUBECONFIG to a file whose cluster answers, and whose user may look"
+        findings.append(Finding(what="cluster", found=str(error), remedy=remedy_of_access))
     return findings

@@ -5,6 +5,7 @@ Quick to import: the HTTP client (0.2 s) is loaded by the first `connect`.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 _MERGE = "application/merge-patch+json"
 _APPLY = "application/apply-patch+yaml"  # JSON is YAML
+
+
+_VERSION = Kind(api_version="v1", kind="version", plural="version", namespaced=False)
 
 
 class Kube:
@@ -289,6 +293,17 @@ class Kube:
         if found is None:
             raise Transient(f"{self.server} has no namespace kube-system yet")
         return str(found["metadata"]["uid"])
+
+    def version(self) -> str:
+        """What the API server says that it is, such as `v1.34.2`."""
+        call = Call(verb="get", kind=_VERSION)
+        silence = self._transport.deadlines.read_seconds
+        # No object of the API: it has no kind.
+        answer = b"".join(self._transport.stream(call, "/version", params={}, silence_seconds=silence, stop=None))
+        found = re.search(rb'"gitVersion": *"([^"]+)"', answer)
+        if found is None:
+            raise Transient(f"{self.server} does not say its version")
+        return found[1].decode(errors="replace")
 
     def close(self) -> None:
         """Ends all that is open, from any thread: watches and logs too."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from orca_infra.doctor import examine
 from orca_infra.errors import AuthFailed, Conflict, OrcaError, QuotaExceeded, Refused, Transient
 from orca_infra.kube.client import Kube
 from orca_infra.kube.errors import Expired, KindMissing, NamespaceMissing, ObjectMissing
@@ -432,3 +433,35 @@ def test_a_follow_survives_the_api_servers_restart(
         wait_until(lambda: following.has(Heard), 10)  # it is quiet now, and known to be
     with pytest.raises(Expired):  # a server that has just started knows nothing of what was before
         list(kube.watch(SECRET, resource_version="1", silence_seconds=5.0, stop=threading.Event()))
+
+
+def test_the_doctor_says_which_cluster_is_used_and_what_it_lacks(
+    cluster: TestCluster, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = {
+        "ORCA_STACK": "test",
+        "ORCA_HOME": str(tmp_path),
+        "ORCA_RUNNER": "kubernetes",
+        "ORCA_RUNS_NAMESPACE": namespace,
+        "ORCA_RUNTIMES_NAMESPACE": f"{namespace}-of-none",
+        "KUBECONFIG": str(cluster.kubeconfig),
+    }
+
+    def found() -> list[tuple[str, str, str]]:
+        about = [one for one in examine(environ) if one.what in {"cluster", "namespace"}]
+        return [(one.what, one.found, one.remedy) for one in about]
+
+    with Kube.connect(kubeconfig=cluster.kubeconfig) as kube:
+        version = kube.version()
+    assert version.startswith("v1.")
+    namespaces = [
+        ("namespace", namespace, ""),
+        ("namespace", f"{namespace}-of-none is not there", "`pulumi up -s test` makes it"),
+    ]
+    assert found() == [("cluster", f"{version} at {cluster.server}", ""), *namespaces]
+    monkeypatch.setattr(Kube, "version", lambda _: "v1.28.9-gke.1")
+    assert found()[0] == ("cluster", f"v1.28.9-gke.1 at {cluster.server}", "Kubernetes 1.29 or newer is needed")
+    environ["KUBECONFIG"] = str(tmp_path / "missing")
+    [(_, said, remedy)] = found()
+    assert "missing does not exist" in said
+    assert "set KUBECONFIG" in remedy

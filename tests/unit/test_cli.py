@@ -391,6 +391,24 @@ def test_doctor_for_programs(run: Run) -> None:
     assert any("missing.toml" in one["found"] for one in found)
 
 
+def test_doctor_looks_for_the_provider_of_each_cloud_that_is_used(run: Run, tmp_path: Path) -> None:
+    of_gcp = (
+        GOOD.replace('"local"', '"gcp"')
+        .replace('"east", "west"', '"europe-west1-b"')
+        .replace('"east"', '"europe-west1-b"')
+    )
+    (tmp_path / "orca.toml").write_text(f'[gcp]\nproject = "a-project-1"\n{of_gcp}')
+    looked = {"ORCA_RUNTIMES_NAMESPACE": "r", "KUBECONFIG": str(tmp_path / "none"), "PATH": "/nowhere"}
+    plugin = tmp_path / "pulumi/plugins/resource-gcp-v9.1.0/pulumi-resource-gcp"
+    for is_there in (False, True):
+        found = json.loads(run("doctor", "--json", PULUMI_HOME=str(tmp_path / "pulumi"), **looked).out)
+        of_cloud = {one["what"]: one for one in found if one["what"].startswith("pulumi-resource-")}
+        assert "pulumi-resource-kubernetes" in of_cloud
+        assert of_cloud["pulumi-resource-gcp"]["found"] == (str(plugin) if is_there else "not found")
+        plugin.parent.mkdir(parents=True, exist_ok=True)
+        plugin.touch(mode=0o755)
+
+
 def test_pool_names_are_completed(run: Run, tmp_path: Path) -> None:
     (tmp_path / "orca.toml").write_text(GOOD)
     asked = {"_ORCA_INFRA_COMPLETE": "complete_bash", "COMP_CWORD": "2"}
