@@ -340,7 +340,7 @@ class Engine:
             # One that a full disk, or a lost machine, left empty would stop this stack for ever.
             if not project.exists() or project.stat().st_size != len(text):
                 folder.mkdir(parents=True, exist_ok=True)
-                draft = project.with_suffix(f".{threading.get_ident()}.draft")
+                draft = _draft_of(project)
                 draft.write_text(text)
                 draft.replace(project)
         return folder
@@ -351,10 +351,18 @@ class Engine:
             plugins = Path(os.environ.get("PULUMI_HOME") or "~/.pulumi").expanduser() / "plugins"
             link = self.home / "plugins"
             if plugins.is_dir() and not link.exists():
-                link.symlink_to(plugins)
+                # Another process may do the same just now, or it may be there and lead nowhere any more.
+                draft = _draft_of(link)
+                draft.symlink_to(plugins)
+                draft.replace(link)
             # The engine writes a debug log of each call into a folder of this name: a tenth of its CPU, a disk that fills,
             # and one place more where a secret could be. Where a file stands, it goes on without.
             (self.home / "logs").touch()
+
+
+def _draft_of(path: Path) -> Path:
+    """Where a file is made before it gets its name: no other thread's, of this process or another."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.draft")
 
 
 def _targets(urns: tuple[str, ...]) -> list[str]:

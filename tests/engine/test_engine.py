@@ -444,9 +444,18 @@ def test_a_killed_engine_takes_its_plugins_along(bench: Callable[..., Bench]) ->
     assert session_members(holder) == []
 
 
-def test_a_project_file_that_a_full_disk_left_empty_stops_no_stack(bench: Callable[..., Bench]) -> None:
+def test_a_project_file_that_a_full_disk_left_empty_and_plugins_that_moved_stop_no_stack(
+    bench: Callable[..., Bench], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     b = bench("file")
     b.up()
+    (tmp_path / "plugins").mkdir()
+    monkeypatch.setenv("PULUMI_HOME", str(tmp_path))
+    link = b.config.folder / "home" / "plugins"
+    link.unlink(missing_ok=True)
+    link.symlink_to(tmp_path / "where-they-were")
+    b.engine = Engine(b.config)
+    assert link.resolve() == tmp_path / "plugins"
     (b.config.folder / "stacks" / STACK / "Pulumi.yaml").write_text("")
     b.engine.drop(STACK)
     assert b.engine.stacks() == ()
