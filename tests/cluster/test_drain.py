@@ -33,6 +33,7 @@ class Family:
     def __init__(self, surroundings: Surroundings, home: Path, kube: Kube, environment: dict[str, str]) -> None:
         self.surroundings, self.home, self.kube = surroundings, home, kube
         self.environment = {**os.environ, **environment, **engine_environment(surroundings.engine)}
+        self.environment["PULUMI_HOME"] = str(surroundings.settings.home / "pulumi")
         self.project = home / "project"
         self.project.mkdir()
         (self.project / "Pulumi.yaml").write_text("name: orca-infra\nruntime: python\n")

@@ -253,7 +253,10 @@ def test_the_lead_is_free_soon_after_a_host_is_gone_without_a_word(server: TcpPo
     assert old._session is not None
     with fenced.transaction() as transaction:
         transaction.value("select 1")
-        silence(old._session._connection.fileno())
+        try:
+            silence(old._session._connection.fileno())
+        except PermissionError as error:
+            pytest.skip(f"who is not root may not have the kernel drop what comes in here ({error})")
         silence(transaction._connection.fileno())
         silenced_at = time.monotonic()
         while True:

@@ -63,7 +63,7 @@ def run_steps(found: list[Step], folder: Path, home: Path) -> None:
     process = subprocess.Popen(
         ["bash", "-c", script],
         cwd=folder,
-        env={**environ, "HOME": str(home)},
+        env={**environ, "HOME": str(home), "PULUMI_HOME": str(home / ".pulumi")},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -39,6 +39,7 @@ class Shell:
             "PULUMI_BACKEND_URL": settings.backend_url,
             "PULUMI_CONFIG_PASSPHRASE_FILE": str(settings.passphrase_file),
             "GITHUB_TOKEN": PASSWORD,
+            "PULUMI_HOME": str(settings.home / "pulumi"),
         }
 
     def call(self, *arguments: str, **more: str) -> tuple[int, str, str]:
@@ -190,6 +191,7 @@ def test_pulumi_alone_with_nothing_set_up_starts_the_embedded_postgres(checkout:
         "PULUMI_BACKEND_URL": f"file://{home / 'state'}",
         "PULUMI_CONFIG_PASSPHRASE": "a passphrase of the tests",
         "PULUMI_SKIP_UPDATE_CHECK": "true",
+        "PULUMI_HOME": str(home / "pulumi"),
         "ORCA_HOME": str(home / "orca"),
         "ORCA_CONFIG": "stacks/orca.toml",
     }

@@ -45,6 +45,7 @@ def pulumi(home: Path, database_url: str) -> Callable[..., subprocess.CompletedP
             "ORCA_CONFIG": str(home / "orca.toml"),
             "ORCA_TOKEN_KEY": w.surroundings.token_key.decode(),
             **engine_environment(w.surroundings.engine),
+            "PULUMI_HOME": str(home / "pulumi"),
         }
         done = subprocess.run(
             [str(require_tool("pulumi")), "--non-interactive", *arguments],

@@ -63,6 +63,7 @@ def pulumi(tmp_path: Path, database_url: str, fresh: TestCluster) -> Callable[..
     (tmp_path / "state").mkdir()
     opened = open_surroundings(read_settings(variables), say=print)
     environment = {**os.environ, **variables, **engine_environment(opened.engine)}
+    environment["PULUMI_HOME"] = str(opened.settings.home / "pulumi")
     opened.close()
 
     def run(*arguments: str, code: int = 0, **more: str) -> str:
