@@ -14,7 +14,7 @@ import pytest
 
 from orca_infra.db.connection import Database
 from orca_infra.kube.client import Kube
-from orca_infra.kube.kinds import JOB, NAMESPACE, POD, Object, Ref
+from orca_infra.kube.kinds import JOB, NAMESPACE, POD, SERVICE, Object, Ref
 from orca_infra.kube.labels import ROLE_LABEL, STACK_LABEL
 from orca_infra.log import make_log
 from orca_infra.loop.leader import holder
@@ -95,10 +95,12 @@ class World:
             for row in open_operations
         ):
             return False
-        items = [
-            item for kind in (JOB, POD) for namespace in (self.runs, self.pods) for item in self.seen(kind, namespace)
-        ]
-        return not any(is_changing(item) for item in items)
+        kinds, namespaces = (JOB, POD, SERVICE), (self.runs, self.pods)
+        jobs, pods, services = ([item for name in namespaces for item in self.seen(kind, name)] for kind in kinds)
+        owners = {item["metadata"]["uid"] for item in (*jobs, *pods)}
+        if not all(owner_of(item) in {None, *owners} for item in (*pods, *services)):
+            return False  # it goes with its owner, which is gone already
+        return not any(is_changing(item) for item in (*jobs, *pods))
 
     def seen(self, kind: Any, namespace: str, **labels: str) -> list[Object]:
         return list(self.kube.list(kind, namespace=namespace, labels=labels).items)
@@ -147,6 +149,12 @@ class World:
 
     def operations(self) -> int:
         return int(self.rows("select count(*) as n from orca.engine_operations")[0]["n"])
+
+
+def owner_of(item: Object) -> str | None:
+    """Its owner's uid."""
+    owners: list[Object] = item["metadata"].get("ownerReferences") or []
+    return str(owners[0]["uid"]) if owners else None
 
 
 def is_changing(item: Object) -> bool:
