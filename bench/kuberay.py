@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,15 @@ FLAGS = (
     "--enable-leader-election=false",
     "--health-probe-bind-address=127.0.0.1:0",
     "--metrics-addr=127.0.0.1:0",
-    "--qps=1000",
-    "--burst=2000",
 )
+RATES = ("--qps=1000", "--burst=2000")
 NAMESPACE = "kuberay"
 _HERE = Path(__file__).resolve().parents[1]
 _MODULE = "github.com/ray-project/kuberay/ray-operator"
 _RAY_CLUSTER = Kind(api_version="ray.io/v1", kind="RayCluster", plural="rayclusters")
 
 
-def measure(cluster: TestCluster, kube: Kube, clusters: int, workers: int) -> dict[str, float]:
+def measure(cluster: TestCluster, kube: Kube, clusters: int, workers: int, flags: Sequence[str]) -> dict[str, float]:
     """Seconds until all Pods are Ready, until all that was deleted is gone, and the operator's peak memory."""
     subprocess.run([sys.executable, _HERE / "tools" / "build.py", "ray-operator"], check=True)
     folder = subprocess.run(
@@ -50,7 +49,7 @@ def measure(cluster: TestCluster, kube: Kube, clusters: int, workers: int) -> di
     kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
     with (cluster.folder / "ray-operator.log").open("wb") as log:
         operator = subprocess.Popen(
-            [require_tool("ray-operator"), *FLAGS],
+            [require_tool("ray-operator"), *flags],
             env={**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "ENABLE_INIT_CONTAINER_INJECTION": "false"},
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -111,7 +110,7 @@ def _name(number: int) -> str:
     return f"ray-{number}"
 
 
-def _until(done: Callable[[], bool], operator: subprocess.Popen[bytes], limit_seconds: float = 900) -> None:
+def _until(done: Callable[[], bool], operator: subprocess.Popen[bytes], limit_seconds: float = 1800) -> None:
     deadline = time.monotonic() + limit_seconds
     while not done():
         if operator.poll() is not None or time.monotonic() > deadline:

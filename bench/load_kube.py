@@ -47,7 +47,10 @@ class Maker:
         outputs = {**properties, "metadata": metadata}
         if not kind.startswith("pulumi:"):
             plural = kind.rpartition(":")[2].lower() + "s"
-            self._memory.fill([(plural, seen(outputs, uid))])
+            objects = [(plural, seen(outputs, uid))]
+            if plural == "jobs":  # or each pass would ask why the Job has no Pod
+                objects.append(("pods", driver_of(outputs, uid)))
+            self._memory.fill(objects)
             urn = f"urn:pulumi:s::p::{kind}::{name}"
             self.changes.append(ResourceChange(op="create", urn=urn, type=kind, id=name, outputs=outputs))
         return Made(outputs)

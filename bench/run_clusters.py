@@ -1,8 +1,9 @@
 """Run clusters from queued to all Pods Ready, and from ended to all objects gone, with the loop's own passes.
 
-The floor is the same objects made by 8 threads of raw API calls on the same cluster, until their Pods are Ready.
-`ARGS=1000` makes that many clusters instead of 100; `ARGS="100 --peer"` has KubeRay's operator make and delete as many
-RayClusters on the same control plane afterwards (kuberay.py).
+The floor is the same objects made by 8 threads of raw API calls on the same cluster, until their Pods are Ready, and deleted
+by as many, until they are gone. `ARGS=1000` makes that many clusters instead of 100; `ARGS="100 --peer"` has KubeRay's
+operator make and delete as many RayClusters on the same control plane afterwards (kuberay.py). With `--shipped-rates` the
+control plane's programs and the operator ask no more often than they do where nobody has raised that.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import kuberay
@@ -20,7 +24,7 @@ from harness import Pods, progress, report, surroundings
 
 from orca_infra.kube.client import Kube
 from orca_infra.kube.kinds import JOB, POD, SERVICE, Ref
-from orca_infra.kube.labels import STACK_LABEL, field_manager
+from orca_infra.kube.labels import ROLE_LABEL, RUN_LABEL, STACK_LABEL, field_manager
 from orca_infra.log import make_log
 from orca_infra.loop.cluster_passes import RunPasses
 from orca_infra.loop.leader import Leader
@@ -34,21 +38,30 @@ from orca_infra.surroundings import Surroundings
 from orca_infra.testing.cluster import FLAGS, TestCluster
 
 WORKERS = 2
+KINDS = (SERVICE, POD, JOB)
 PODS = WORKERS + 2
 THREADS = 8
 SINGLES = 5
-_LIMIT_SECONDS = 600
+_LIMIT_SECONDS = 1800
+#: What the programs have without our flags: as the garbage collector, it takes its time.
+_SHIPPED_RATES = {
+    "kube-controller-manager": ("--kube-api-qps=20", "--kube-api-burst=30"),
+    "kube-scheduler": ("--kube-api-qps=50", "--kube-api-burst=100"),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("clusters", type=int, nargs="?", default=100)
     parser.add_argument("--peer", action="store_true", help="compare with KubeRay's operator")
+    parser.add_argument("--shipped-rates", action="store_true", help="leave the control plane's clients at their rates")
     options = parser.parse_args()
     clusters: int = options.clusters
+    rates = _SHIPPED_RATES if options.shipped_rates else {}
+    peer_flags = kuberay.FLAGS if options.shipped_rates else (*kuberay.FLAGS, *kuberay.RATES)
     figures: dict[str, float] = {}
     floors: dict[str, float] = {}
-    with TestCluster.start(nodes=1 + clusters * 3 // 1000) as cluster:
+    with TestCluster.start(nodes=1 + clusters * 3 // 1000, more_flags=rates) as cluster:
         variables = {"ORCA_RUNNER": "kubernetes", "KUBECONFIG": str(cluster.kubeconfig)}
         with surroundings(variables) as here, Kube.connect(kubeconfig=cluster.kubeconfig) as kube:
             namespace = here.settings.runs_namespace
@@ -71,11 +84,12 @@ def main() -> None:
             figures["cohorts_left"] = finish(here, passes)
             figures["peak_memory_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             progress(f"  {figures['swept_seconds']:.1f} s; now the floor: the same objects by {THREADS} raw threads")
-            floors["raw_all_pods_ready_seconds"] = raw(here, kube, clusters)
+            floors["raw_all_pods_ready_seconds"], floors["raw_swept_seconds"] = raw(here, kube, clusters)
             figures["ready_to_floor"] = figures["all_pods_ready_seconds"] / floors["raw_all_pods_ready_seconds"]
+            figures["swept_to_floor"] = figures["swept_seconds"] / floors["raw_swept_seconds"]
             leader.release()
             if options.peer:
-                figures |= peer(cluster, kube, clusters, figures)
+                figures |= peer(cluster, kube, clusters, figures, peer_flags)
     scale = clusters / 100
     report(
         "run_clusters",
@@ -90,15 +104,17 @@ def main() -> None:
         },
         clusters=clusters,
         flags={
-            **{name: " ".join(flags) for name, flags in FLAGS.items()},
-            **({"ray-operator": " ".join(kuberay.FLAGS)} if options.peer else {}),
+            **{name: " ".join((*flags, *rates.get(name, ()))) for name, flags in FLAGS.items()},
+            **({"ray-operator": " ".join(peer_flags)} if options.peer else {}),
         },
     )
 
 
-def peer(cluster: TestCluster, kube: Kube, clusters: int, ours: dict[str, float]) -> dict[str, float]:
+def peer(
+    cluster: TestCluster, kube: Kube, clusters: int, ours: dict[str, float], flags: Sequence[str]
+) -> dict[str, float]:
     """The peer's figures, and ours as a part of its."""
-    figures = kuberay.measure(cluster, kube, clusters, WORKERS)
+    figures = kuberay.measure(cluster, kube, clusters, WORKERS, flags)
     return {
         **figures,
         "made_to_peer": ours["all_pods_ready_seconds"] / figures["peer_all_pods_ready_seconds"],
@@ -178,10 +194,11 @@ def until(act: Any, done: Any) -> float:
 
 
 def objects(kube: Kube, namespace: str) -> int:
-    return sum(len(kube.list(kind, namespace=namespace).items) for kind in (JOB, POD, SERVICE))
+    return sum(len(kube.list(kind, namespace=namespace).items) for kind in KINDS)
 
 
-def raw(here: Surroundings, kube: Kube, clusters: int) -> float:
+def raw(here: Surroundings, kube: Kube, clusters: int) -> tuple[float, float]:
+    """Seconds until all that is made is Ready, and until all that is deleted is gone."""
     settings = run_settings(here.settings, {})
     manager = field_manager(here.stack_id)
 
@@ -199,11 +216,31 @@ def raw(here: Surroundings, kube: Kube, clusters: int) -> float:
     with ThreadPoolExecutor(THREADS) as threads:
         list(threads.map(make, range(1, clusters + 1)))
     until(lambda: None, lambda: pods.ready >= clusters * PODS)
-    seconds = time.perf_counter() - started
+    made = time.perf_counter() - started
+    started = time.perf_counter()
+    with ThreadPoolExecutor(THREADS) as threads:
+        list(threads.map(partial(raw_delete, kube), raw_runs(kube)))
+    until(lambda: None, lambda: not pods.there and not objects(kube, "raw"))
+    gone = time.perf_counter() - started
     pods.close()
-    for job in kube.list(JOB, namespace="raw").items:
-        kube.delete(Ref(kind=JOB, namespace="raw", name=job["metadata"]["name"]))
-    return seconds
+    return made, gone
+
+
+def raw_runs(kube: Kube) -> list[list[tuple[Ref, str]]]:
+    """Of each run, its objects in the order in which a sweep deletes them, with their uids."""
+    runs: dict[str, list[tuple[int, Ref, str]]] = {}
+    for place, kind in enumerate(KINDS):
+        for item in kube.list(kind, namespace="raw").items:
+            metadata = item["metadata"]
+            last = len(KINDS) if kind is POD and metadata["labels"][ROLE_LABEL] == "driver" else place
+            ref = Ref(kind=kind, namespace="raw", name=metadata["name"])
+            runs.setdefault(metadata["labels"][RUN_LABEL], []).append((last, ref, metadata["uid"]))
+    return [[(ref, uid) for _, ref, uid in sorted(of_run, key=itemgetter(0))] for of_run in runs.values()]
+
+
+def raw_delete(kube: Kube, of_run: list[tuple[Ref, str]]) -> None:
+    for ref, uid in of_run:
+        kube.delete(ref, uid=uid)
 
 
 main()

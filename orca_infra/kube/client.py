@@ -173,27 +173,38 @@ class Kube:
         return self._write(call, "PATCH", path, body=body, content_type=_MERGE)
 
     def delete(
-        self, ref: Ref, *, uid: str | None = None, propagation: str = "Background", grace_seconds: int | None = None
+        self,
+        ref: Ref,
+        *,
+        uid: str | None = None,
+        resource_version: str | None = None,
+        propagation: str = "Background",
+        grace_seconds: int | None = None,
     ) -> bool:
         """Has an object deleted; it may stay for a while, going away. False: it was gone, or another has its name.
 
         Args:
             ref: the object.
             uid: only this very one.
+            resource_version: only as it was at this version; another uid is a Conflict then, too.
             propagation: what becomes of the objects that it owns: Background, Foreground or Orphan.
             grace_seconds: how long a Pod gets to end; None: as its spec says.
 
         Raises:
-            Conflict: this very object is there and cannot be deleted now.
+            Conflict: this very object is there and cannot be deleted now, or was changed.
 
         """
-        body = options.delete_options(uid=uid, propagation=propagation, grace_seconds=grace_seconds)
+        body = options.delete_options(
+            propagation=propagation, grace_seconds=grace_seconds, uid=uid, resourceVersion=resource_version
+        )
         call = Call(verb="delete", kind=ref.kind, namespace=ref.namespace, name=ref.name)
         try:
             self._transport.request(call, "DELETE", ref.path, body=body)
         except ObjectMissing:
             return False
         except Conflict:  # another uid, or something else; what is there now says which
+            if resource_version is not None:
+                raise
             found = self.get(ref) if uid is not None else {}
             if found is not None and (uid is None or found["metadata"].get("uid") == uid):
                 raise

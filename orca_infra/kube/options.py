@@ -14,11 +14,12 @@ def with_conditions(patch: Mapping[str, Any], **conditions: str | None) -> Objec
     return {**patch, "metadata": {**patch.get("metadata", {}), **stated}} if stated else dict(patch)
 
 
-def delete_options(*, uid: str | None, propagation: str, grace_seconds: int | None) -> Object:
-    """A DeleteOptions: which object, what becomes of those that it owns, and how long a Pod gets to end."""
+def delete_options(*, propagation: str, grace_seconds: int | None, **conditions: str | None) -> Object:
+    """A DeleteOptions: what becomes of those that the object owns, how long a Pod gets to end, and what has to hold."""
     found: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
-    if uid is not None:
-        found["preconditions"] = {"uid": uid}
+    stated = {key: value for key, value in conditions.items() if value is not None}
+    if stated:
+        found["preconditions"] = stated
     if grace_seconds is not None:
         found["gracePeriodSeconds"] = grace_seconds
     return found

@@ -49,11 +49,11 @@ _SERIES: Mapping[Scope, tuple[_Series, ...]] = {
     ),
     Scope.RUNS: (
         _Series(field="rows", key=attrgetter("run", "start"), content=_content(runs.ClusterRow)),
-        _Series(field="objects", key=attrgetter("uid"), content=_content(runs.SeenObject)),
+        _Series(field="objects", key=attrgetter("uid"), content=_content(runs.SeenObject, but="resource_version")),
     ),
     Scope.RUNTIMES: (
         _Series(field="rows", key=attrgetter("name"), content=_content(runtimes.PodRow)),
-        _Series(field="objects", key=attrgetter("uid"), content=_content(runtimes.SeenObject)),
+        _Series(field="objects", key=attrgetter("uid"), content=_content(runtimes.SeenObject, but="resource_version")),
     ),
 }
 #: Fields that are sets, or sets by name.
@@ -107,14 +107,15 @@ class Frame:
         for series in _SERIES[self._scope]:
             items = getattr(decided.snapshot, series.field)
             known = self._known[series.field]
-            keys, contents = list(map(series.key, items)), list(map(series.content, items))
-            new = [
-                position
-                for position, (key, content) in enumerate(zip(keys, contents, strict=True))
-                if (found := known.get(key)) is None or found[1] != content or not fresh(items[position])
-            ]
-            is_new = set(new)
-            taken = [known[key][0] for position, key in enumerate(keys) if position not in is_new]
+            new: list[int] = []
+            taken: list[int] = []
+            for position, item in enumerate(items):
+                found = known.get(series.key(item))
+                # Compared one by one, and not gathered before: thousands of tuples would have the garbage collector at work.
+                if found is not None and found[1] == series.content(item) and fresh(item):
+                    taken.append(found[0])
+                else:
+                    new.append(position)
             if taken != sorted(set(taken)):  # in another order, or one twice: then it is kept as it is
                 continue
             left = sorted(set(range(self._lengths[series.field])).difference(taken))

@@ -72,7 +72,7 @@ def apply(plan: RunPlan, hands: RunHands) -> int:
         done += sum(threads.map(lambda sweep: _sweep(sweep, hands), plan.sweeps))
         done += sum(threads.map(lambda finish: _finish(finish, hands), plan.finishes))
     for stray in plan.strays:
-        deleted = _delete(stray, hands, "stray deleted", "it carries this stack's identity and nobody owns it")
+        deleted = _delete_stray(stray, hands)
         METRICS.stray_deleted("runs", deleted)
         done += deleted
     if failure is not None:
@@ -179,10 +179,16 @@ def _sweep(sweep: Sweep, hands: RunHands) -> int:
     return sum(_delete(item, hands, "object deleted", why) for item in sweep.objects)
 
 
-def _delete(item: SeenObject, hands: RunHands, event: str, why: str) -> int:
+def _delete_stray(stray: SeenObject, hands: RunHands) -> int:
+    """As it was seen: of one that somebody has changed since, such as by taking its labels off, the next pass judges anew."""
+    why = "it carries this stack's identity and nobody owns it"
+    return _delete(stray, hands, "stray deleted", why, resource_version=stray.resource_version)
+
+
+def _delete(item: SeenObject, hands: RunHands, event: str, why: str, *, resource_version: str | None = None) -> int:
     ref = Ref(kind=_KINDS[item.kind], namespace=item.namespace, name=item.name)
     try:
-        deleted = hands.kube.delete(ref, uid=item.uid, propagation="Background")
+        deleted = hands.kube.delete(ref, uid=item.uid, resource_version=resource_version, propagation="Background")
     except OrcaError as error:
         hands.log.warning("object not deleted yet", kind=item.kind, object=item.name, said=str(error))
         return 0

@@ -216,11 +216,16 @@ def _because(pod: SeenObject | None) -> str:
 def _to_delete(objects: Iterable[SeenObject]) -> tuple[SeenObject, ...]:
     """Everything that is not going away yet: what the Job owns before the Job, its own Pod after it.
 
+    The Service before the head, or the controllers of endpoints would write down of each that the head has left it.
     Once a Job is gone the garbage collector looks at everything that it owned: what is going away already costs it nothing.
     But the Job's Pod may be made anew by the Job's controller as long as the Job is there.
     """
     left = [item for item in objects if not item.deleting]
-    return tuple(sorted(left, key=lambda item: (2 * (item.role == Role.DRIVER) - (item.kind == "Job"), item.name)))
+
+    def place(item: SeenObject) -> tuple[int, bool, str]:
+        return 2 * (item.role == Role.DRIVER) - (item.kind == "Job"), item.kind != "Service", item.name
+
+    return tuple(sorted(left, key=place))
 
 
 def _finish(row: ClusterRow, ending: Ending, objects: Iterable[SeenObject]) -> Finish:

@@ -193,6 +193,7 @@ class SeenObject:
         said: the sentence that Kubernetes has to that.
         failed: why a Pod failed or a container ended (OOMKilled, Evicted, Error); of a Job, its Failed condition's reason.
         finished: a Job that completed or failed.
+        resource_version: as of which all this was seen; by nothing else of it do two differ.
 
     """
 
@@ -214,6 +215,7 @@ class SeenObject:
     failed: str = ""
     exit_code: int | None = None
     finished: bool = False
+    resource_version: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -177,6 +177,7 @@ def read_object(item: Object) -> SeenObject:
         owned=bool(metadata.get("ownerReferences")),
         owners=frozenset(str(owner.get("uid")) for owner in metadata.get("ownerReferences") or ()),
         deleting="deletionTimestamp" in metadata,
+        resource_version=metadata.get("resourceVersion", ""),
         phase=PodPhase(phase) if phase else None,
         node=(item.get("spec") or {}).get("nodeName", ""),
         waiting=waiting,

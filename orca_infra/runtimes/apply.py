@@ -82,7 +82,7 @@ def apply(plan: RuntimePlan, hands: RuntimeHands, *, highest_number: int = 0) ->
     for name in plan.finishes:
         done += _finish(name, hands)
     for stray in plan.strays:
-        deleted = _delete(stray, hands, "stray deleted", "it carries this stack's identity and nobody owns it")
+        deleted = _delete_stray(stray, hands)
         METRICS.stray_deleted("runtimes", deleted)
         done += deleted
     if failure is not None:
@@ -134,11 +134,25 @@ def _sweep(sweep: Sweep, hands: RuntimeHands) -> int:
     return sum(_delete(item, hands, "object deleted", why, grace_seconds=sweep.grace_seconds) for item in left)
 
 
-def _delete(item: SeenObject, hands: RuntimeHands, event: str, why: str, *, grace_seconds: int | None = None) -> int:
+def _delete_stray(stray: SeenObject, hands: RuntimeHands) -> int:
+    """As it was seen: of one that somebody has changed since, such as by taking its labels off, the next pass judges anew."""
+    why = "it carries this stack's identity and nobody owns it"
+    return _delete(stray, hands, "stray deleted", why, resource_version=stray.resource_version)
+
+
+def _delete(
+    item: SeenObject,
+    hands: RuntimeHands,
+    event: str,
+    why: str,
+    *,
+    grace_seconds: int | None = None,
+    resource_version: str | None = None,
+) -> int:
     ref = Ref(kind=_KINDS[item.kind], namespace=item.namespace, name=item.name)
     grace_seconds = grace_seconds if item.kind == "Pod" else None
     try:
-        deleted = hands.kube.delete(ref, uid=item.uid, grace_seconds=grace_seconds)
+        deleted = hands.kube.delete(ref, uid=item.uid, grace_seconds=grace_seconds, resource_version=resource_version)
     except OrcaError as error:
         hands.log.warning("object not deleted yet", kind=item.kind, object=item.name, said=str(error))
         return 0

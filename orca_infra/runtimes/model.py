@@ -205,6 +205,7 @@ class SeenObject:
         address: of the Pod.
         node: that the Pod is bound to.
         labelled: whether it has the labels by which lists find it.
+        resource_version: as of which all this was seen; by nothing else of it do two differ.
 
     """
 
@@ -224,6 +225,7 @@ class SeenObject:
     address: str | None = None
     node: str = ""
     labelled: bool = True
+    resource_version: str = field(default="", compare=False)
 
     @property
     def is_over(self) -> bool:

@@ -134,6 +134,7 @@ def read_object(item: Object) -> SeenObject:
         "created_at": datetime.fromisoformat(metadata["creationTimestamp"]),
         "owned": bool(metadata.get("ownerReferences")),
         "deleting": "deletionTimestamp" in metadata,
+        "resource_version": metadata.get("resourceVersion", ""),
     }
     if item["kind"] != "Pod":
         return SeenObject(**seen)

@@ -436,6 +436,14 @@ def test_a_delete_that_conflicts_is_false_only_for_another_uid(server: Server, k
     assert server.asked[0].body["propagationPolicy"] == "Background"
 
 
+def test_what_was_changed_since_it_was_seen_is_not_deleted_and_not_asked_for(server: Server, kube: Kube) -> None:
+    server.answer(fails(409, "Precondition failed: ResourceVersion in precondition", "Conflict"))
+    with pytest.raises(Conflict, match="ResourceVersion"):
+        kube.delete(X, uid="uid-x", resource_version="7")
+    [asked] = server.asked  # who may delete a Secret need not be one who may read it
+    assert asked.body["preconditions"] == {"uid": "uid-x", "resourceVersion": "7"}
+
+
 def test_a_name_cannot_lead_elsewhere(server: Server, kube: Kube) -> None:
     for name in ("", ".", "..", "a/b", "a%2fb"):
         with pytest.raises(Refused):

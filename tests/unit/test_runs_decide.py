@@ -107,7 +107,7 @@ def test_a_start_that_runs_is_left_alone_and_its_driver_is_followed() -> None:
 def test_the_objects_of_a_run_that_does_not_run_at_that_start_are_swept(state: str) -> None:
     result = plan(*ALL, rows=(row(run_state=state),))
     assert reason(result) is EndReason.ENDED
-    assert [item.uid for item in result.sweeps[0].objects] == ["head", "worker", "service", "job", "driver"]
+    assert [item.uid for item in result.sweeps[0].objects] == ["service", "head", "worker", "job", "driver"]
     assert result.sweeps[0].drivers == (DRIVER,)
 
 

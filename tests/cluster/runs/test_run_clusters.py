@@ -14,6 +14,8 @@ import pytest
 from orca_infra.errors import OrcaError, SetupError
 from orca_infra.kube.kinds import JOB, NAMESPACE, POD, SERVICE, Ref
 from orca_infra.kube.labels import ROLE_LABEL, RUN_LABEL, STACK_LABEL, field_manager
+from orca_infra.runs.apply import apply
+from orca_infra.runs.model import RunPlan
 from orca_infra.testing.cluster import TestCluster
 
 if TYPE_CHECKING:
@@ -189,10 +191,11 @@ def test_a_job_deleted_by_hand_is_vanished_and_never_declared_again(room: Room) 
     assert room.rows("select state, reason from orca.runs")[0] == {"state": "failed", "reason": "Vanished"}
 
 
-def test_strays_go_and_other_stacks_objects_and_unlabelled_ones_stay(room: Room) -> None:
+def test_strays_go_and_those_that_others_have_or_have_taken_back_stay(room: Room) -> None:
     mine = {STACK_LABEL: room.surroundings.stack_id, ROLE_LABEL: "driver"}
     planted = {
         "stray": mine,
+        "taken-back": mine,
         "foreign": {STACK_LABEL: "another", ROLE_LABEL: "driver"},
         "unlabelled": {},
         "without-role": {STACK_LABEL: room.surroundings.stack_id},
@@ -206,9 +209,18 @@ def test_strays_go_and_other_stacks_objects_and_unlabelled_ones_stay(room: Room)
                 "spec": {"containers": [{"name": "c", "image": "x"}]},
             }
         )
+    taken_back = Ref(kind=POD, namespace=room.namespace, name="taken-back")
+    room.wait_until(lambda: "taken-back" in {stray.name for stray in room.passes.plan().strays}, 20)
+    seen = room.passes.plan().strays
+    room.kube.patch(taken_back, {"metadata": {"labels": {ROLE_LABEL: None}}})  # just before what was decided is done
+    apply(RunPlan(strays=seen), room.passes._hands)
     room.until(lambda: room.kube.get(Ref(kind=POD, namespace=room.namespace, name="stray")) is None)
-    left = {p["metadata"]["name"] for p in room.kube.list(POD, namespace=room.namespace).items}
-    assert left == {"foreign", "unlabelled", "without-role"}
+    left = {
+        pod["metadata"]["name"]
+        for pod in room.kube.list(POD, namespace=room.namespace).items
+        if "deletionTimestamp" not in pod["metadata"]
+    }
+    assert left == {"taken-back", "foreign", "unlabelled", "without-role"}
 
 
 def test_a_desired_object_that_nobody_owns_is_adopted_and_not_deleted(room: Room) -> None:

@@ -83,6 +83,11 @@ class Room:
         self.passes_made.append(time.monotonic() - began)
         return plan
 
+    def plan(self) -> RuntimePlan:
+        """What a pass would do now."""
+        snapshot = observe(self.database, self.kube, stack_id=STACK_ID, namespace=self.namespace)
+        return decide(snapshot, self.limits)
+
     def until(self, predicate: Callable[[], object], seconds: float = 30) -> None:
         """Make passes until something is true."""
 

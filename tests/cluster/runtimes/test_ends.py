@@ -10,7 +10,9 @@ import pytest
 from orca_infra.errors import OutcomeUnknown, Refused
 from orca_infra.kube.kinds import NAMESPACE, RUNTIME_POOL, SECRET, Ref
 from orca_infra.loop.cluster_passes import RuntimePasses
+from orca_infra.runtimes.apply import apply
 from orca_infra.runtimes.living import end_runtime, extend_runtime, list_runtimes, read_usage
+from orca_infra.runtimes.model import RuntimePlan
 from orca_infra.runtimes.rows import PodNotes, prune
 from orca_infra.settings import read_settings
 from orca_infra.surroundings import open_surroundings
@@ -141,6 +143,16 @@ def test_what_no_row_wants_is_a_stray_and_what_a_watch_shows_can_be_taken_at_onc
         metadata = {"name": f"s-{len(room.kube.list(SECRET, namespace=room.namespace).items)}", "labels": labelled}
         room.kube.create({"apiVersion": "v1", "kind": "Secret", "metadata": {**metadata, "namespace": room.namespace}})
     before = len(room.kube.list(SECRET, namespace=room.namespace).items)
+    # One that its owner takes back after it was seen stays.
+    metadata = {"name": "taken-back", "namespace": room.namespace, "labels": labels}
+    room.kube.create({"apiVersion": "v1", "kind": "Secret", "metadata": metadata})
+    room.wait_until(lambda: "taken-back" in {stray.name for stray in room.plan().strays}, 20)
+    seen = room.plan().strays
+    taken_back = Ref(kind=SECRET, namespace=room.namespace, name="taken-back")
+    room.kube.patch(taken_back, {"metadata": {"labels": {"orca.role": None}}})
+    apply(RuntimePlan(strays=seen), room.hands)
+    assert room.kube.get(taken_back) is not None
+    room.kube.delete(taken_back)
     room.until(lambda: len(room.kube.list(SECRET, namespace=room.namespace).items) == before - 1, 10)
     time.sleep(1)
     assert room.run_pass().strays == ()
