@@ -71,7 +71,7 @@ def test_an_image_that_cannot_be_pulled_ends_its_start_when_it_may_not_wait_any_
 
 def test_a_start_that_ends_loses_all_its_objects_the_driver_last() -> None:
     [sweep] = plan_of(objects_of("HeadLost"), age_seconds=5).sweeps
-    assert [item.kind for item in sweep.objects] == ["Pod", "Service", "Pod", "Job", "Pod"]
+    assert [item.kind for item in sweep.objects] == ["Service", "Pod", "Pod", "Job", "Pod"]
     assert [item.role for item in sweep.drivers] == ["driver"]
 
 
