@@ -78,6 +78,14 @@ class Transaction:
         """Run a statement; gives how many rows it touched."""
         return self._connection.execute(query, parameters).rowcount
 
+    def join_many(self) -> None:
+        """Until its end, join as suits many rows.
+
+        A table that a thousand were just written to is planned for as if it had few: its statistics come a minute later, and
+        each row would be compared with each until then.
+        """
+        self._connection.execute("set local enable_nestloop = off")
+
     def script(self, text: str) -> None:
         """Run many statements without parameters, as migrations have them."""
         self._connection.execute(text.encode())

@@ -263,8 +263,9 @@ class RuntimePasses:
                 wake()
 
         watch = partial(Watch, self._kube, namespace=self._namespace, log=self._hands.log)
+        notes = PodNotes(self._surroundings.database)
         return [
-            watch(POD, labels=labels, wake=wake_of_pods, note=PodNotes(self._surroundings.database).note),
+            watch(POD, labels=labels, wake=wake_of_pods, note=notes.note, write=notes.write),
             watch(RUNTIME_POOL, labels={}, wake=wake, note=Edits().note),
             watch(RUNTIME_ENVIRONMENT, labels={}, wake=wake, note=Edits().note),
         ]

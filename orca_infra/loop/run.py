@@ -26,6 +26,7 @@ from orca_infra.loop.scopes import Scopes
 from orca_infra.metrics import METRICS
 from orca_infra.stack.engine import Engine
 from orca_infra.stack.presence import claim_state
+from orca_infra.stack.program import load
 from orca_infra.surroundings import Surroundings
 
 #: orca notifies this channel when a run was queued; its embedded tables do so by a trigger. The payload may name a scope.
@@ -83,6 +84,7 @@ class Loop:
 
         Raises SetupError when ORCA_HEALTH_PORT cannot be opened.
         """
+        threading.Thread(target=load, name="load").start()  # before anybody waits for it
         with serving(self._health, self._surroundings.settings, self._log):
             self._run()
 

@@ -27,7 +27,7 @@ from orca_infra.runtimes.model import (
 )
 from orca_infra.runtimes.observe import SQL
 from orca_infra.runtimes.render import ROLE, render_warm
-from orca_infra.runtimes.rows import mark_pods, next_numbers, record_pods
+from orca_infra.runtimes.rows import lock_pods, mark_pods, next_numbers, record_pods
 from orca_infra.stack.beside import CohortsBeside
 from orca_infra.stack.cohorts import Cohorts
 
@@ -60,10 +60,10 @@ def apply(plan: RuntimePlan, hands: RuntimeHands, *, highest_number: int = 0) ->
 
     """
     hands.verify()
+    # Before all that takes long: whoever edited a pool looks whether it was seen.
+    done = sum(_write_status(change, hands) for change in plan.statuses)
     _write_rows(plan, hands)
-    done = _bear(plan.births, hands, highest_number)
-    # Before an `up` that may be waited for: whoever edited a pool looks whether it was seen.
-    done += sum(_write_status(change, hands) for change in plan.statuses)
+    done += _bear(plan.births, hands, highest_number)
     for event in plan.events:
         _say(event, hands)
     failure: OrcaError | None = None
@@ -95,6 +95,7 @@ def _write_rows(plan: RuntimePlan, hands: RuntimeHands) -> None:
         return
     begun = []
     with hands.database.transaction() as transaction:
+        lock_pods(transaction, [*(one.name for one in plan.endings), *(one.name for one in plan.marks)])
         for ending in plan.endings:
             parameters = {**asdict(ending), "detail": ending.detail[:_DETAIL_LIMIT]}
             if transaction.run(SQL["begin_ending"], parameters):

@@ -313,6 +313,8 @@ def _mark(case: _Case) -> Mark | None:
     problem = case.problem
     if pod is None and row.seen:
         return None  # a list that lacks it proves nothing
+    if row.ready_later and not ready:
+        return None  # nor does one that shows it as it was before
     address = pod.address if pod is not None and pod.address else row.address
     noted_ready = row.ready_at is not None
     changed = ready != noted_ready if row.waiting else ready and not noted_ready

@@ -160,6 +160,7 @@ class PodRow:
         expires_at: when its runtime is culled.
         secret_made: whether its launch came to its end.
         being_made: its `up` was under way when the cluster was looked at, so that its Pod may be there though none was seen.
+        ready_later: a watch showed it Ready while the cluster was looked at, or later.
 
     """
 
@@ -183,6 +184,7 @@ class PodRow:
     expires_at: datetime | None = None
     secret_made: bool = False
     being_made: bool = False
+    ready_later: bool = False
 
     @property
     def waiting(self) -> bool:

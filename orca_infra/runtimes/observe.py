@@ -43,6 +43,7 @@ def observe(database: Database, kube: Kube, *, stack_id: str, namespace: str) ->
     labels = {STACK_LABEL: stack_id, ROLE_LABEL: ROLE}
     # Asked before the cluster is: what an `up` made that ends meanwhile may be missing in the lists.
     with database.snapshot() as transaction:
+        began: datetime = transaction.value("select now()")
         being_made = {row["pod"] for row in transaction.dicts(SQL["being_made"])}
     # What the API server's cache does not show yet is asked for by name, and nothing is judged by its absence.
     objects = [
@@ -55,9 +56,9 @@ def observe(database: Database, kube: Kube, *, stack_id: str, namespace: str) ->
     pools = sorted((read_pool(i) for i in kube.list(RUNTIME_POOL, namespace=namespace).items), key=lambda p: p.name)
     environments = [read_environment(item) for item in kube.list(RUNTIME_ENVIRONMENT, namespace=namespace).items]
     with database.snapshot() as transaction:
+        transaction.join_many()
         now: datetime = transaction.value("select now()")
-        live = transaction.rows(PodRow, SQL["live_pods"])
-        rows = tuple(replace(row, being_made=True) if row.name in being_made else row for row in live)
+        rows = tuple(_with_doubts(row, being_made, began) for row in transaction.rows(PodRow, SQL["live_pods"]))
         if transaction.value(SQL["is_family_paused"]):  # nothing is kept warm, and what is goes
             pools = [replace(pool, size=0, asked_size=pool.size) for pool in pools]
         failures = transaction.rows(Failures, SQL["recent_failures"], {"reasons": [str(one) for one in FAILURES]})
@@ -75,6 +76,14 @@ def observe(database: Database, kube: Kube, *, stack_id: str, namespace: str) ->
         nodes=nodes,
         lost_nodes=lost_nodes,
     )
+
+
+def _with_doubts(row: PodRow, being_made: set[str], began: datetime) -> PodRow:
+    """The row with what keeps a list that was begun then from being believed of its Pod."""
+    ready_later = row.ready_at is not None and row.ready_at >= began
+    if not ready_later and row.name not in being_made:
+        return row
+    return replace(row, being_made=row.name in being_made, ready_later=ready_later)
 
 
 def _nodes(kube: Kube, used: set[str]) -> tuple[tuple[Node, ...] | None, tuple[LostNode, ...]]:

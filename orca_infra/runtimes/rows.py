@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 
 from orca_infra.db.connection import Database, Transaction
 from orca_infra.kube.kinds import Object
-from orca_infra.runtimes.model import Mark
+from orca_infra.runtimes.model import STARTING, Mark, SeenObject
 from orca_infra.runtimes.observe import SQL, read_object
 from orca_infra.runtimes.render import RUNTIME_ANNOTATION, RenderedPod
 from orca_infra.runtimes.resources import size_of
 
 
 class PodNotes:
-    """Writes what a watch shows of a Pod in its row, so that it can be taken as soon as it is Ready. For the leader only.
+    """Writes in its row that a Pod is Ready, or is not any more, as soon as a watch shows it. For the leader only.
 
-    A Pod without a row, or that ends, is nobody's to note. The database is asked only about what was not shown before:
-    most of what happens to a Pod is no news, since every launch touches its Pod twice. The first touch is, since its pool
-    then lacks one.
+    All else is left to the passes, which also see whatever is left out here: of a Pod that was never Ready nothing is
+    written, nor of one without a row, or that ends. What they are to see soon is news: a Pod in trouble, and a launch's
+    first touch, since its pool then lacks one. Most is no news, as the second touch.
+
+    `note` and `write` may be called by two threads.
     """
 
     _KEPT_MOST = 50_000
@@ -27,21 +30,48 @@ class PodNotes:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._last: dict[str, tuple[Mark, str | None]] = {}
+        self._unwritten: dict[str, Mark] = {}
+        self._lock = threading.Lock()
 
     def note(self, item: Object) -> bool:
-        """Gives whether anything was new."""
-        mark = _mark_of(item)
+        """Keep what is to be written of it for `write`; gives whether it is news already."""
+        seen = read_object({"kind": "Pod", **item})
+        mark = _mark_of(seen)
         runtime = (item["metadata"].get("annotations") or {}).get(RUNTIME_ANNOTATION)
-        before, taken_by = self._last.get(mark.name, (None, None))
-        new = mark != before and _note(self._database, mark)
-        if len(self._last) >= self._KEPT_MOST:  # names are never used twice
-            self._last.clear()
-        self._last[mark.name] = (mark, runtime)
-        return new or runtime != taken_by
+        with self._lock:
+            before, taken_by = self._last.get(mark.name, (None, None))
+            if len(self._last) >= self._KEPT_MOST:  # names are never used twice
+                self._last.clear()
+            self._last[mark.name] = (mark, runtime)
+            # Nothing is known of one that was shown to no watch of this lead: it was not Ready as long as it is Pending.
+            was_ready = seen.phase not in {"", "Pending"} if before is None else before.ready
+            if mark != before and (mark.ready or was_ready):
+                self._unwritten[mark.name] = mark
+            elif mark != before and mark.problem != STARTING:
+                return True
+        return runtime != taken_by
+
+    def write(self) -> bool:
+        """Write all that was kept, at one go; gives whether anything was new.
+
+        What cannot be written is left to the next pass, or to when its Pod is shown again.
+        """
+        with self._lock:
+            marks, self._unwritten = list(self._unwritten.values()), {}
+        if not marks:
+            return False
+        try:
+            with self._database.transaction() as transaction:
+                lock_pods(transaction, [mark.name for mark in marks])
+                return mark_pods(transaction, marks) > 0
+        except BaseException:
+            with self._lock:
+                for mark in marks:
+                    self._last.pop(mark.name, None)
+            raise
 
 
-def _mark_of(item: Object) -> Mark:
-    seen = read_object({"kind": "Pod", **item})
+def _mark_of(seen: SeenObject) -> Mark:
     return Mark(
         namespace=seen.namespace,
         name=seen.name,
@@ -52,9 +82,9 @@ def _mark_of(item: Object) -> Mark:
     )
 
 
-def _note(database: Database, mark: Mark) -> bool:
-    with database.statement() as statement:
-        return mark_pods(statement, [mark]) > 0
+def lock_pods(transaction: Transaction, names: Iterable[str]) -> None:
+    """First of all in whatever writes several Pods' rows: in one order, so that no two wait for each other for ever."""
+    transaction.run(SQL["lock_pods"], {"names": list(names)})
 
 
 def mark_pods(transaction: Transaction, marks: Sequence[Mark]) -> int:

@@ -98,7 +98,7 @@ KUBERNETES: tuple[Setting, ...] = (
     count(
         "ORCA_RUNTIMES_BIRTHS_MAX",
         "runtimes_births_max",
-        "500",
+        "1000",
         meaning="How many Pods are born in one pass, of all pools together, those that lack few first.",
         why="More make more Pods a second, and fewer a shorter pass: what is taken meanwhile waits for the next.",
     ),

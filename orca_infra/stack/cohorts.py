@@ -26,7 +26,7 @@ from orca_infra.stack.program import Program, Registered, Registrar
 SQL = load_queries("cohorts")
 #: Rows that a cohort makes at the most: a run has about five objects, a runtime Pod is one. An `up` costs about 2 s and 20 ms
 #: an object, so that small cohorts make few Pods a second.
-COHORT_ROWS = {"runs": 100, "runtimes": 500}
+COHORT_ROWS = {"runs": 100, "runtimes": 1000}
 #: Cohorts dropped in one pass at the most: each is a call of the engine's program.
 DROPS_MAX = 5
 # The provider's own limits on its requests are far below what a cohort needs.
@@ -107,6 +107,7 @@ class Cohorts:
         """
         chosen = {"scope": self._scope, "limit": COHORT_ROWS[self._scope], "only_awaited": only_awaited}
         with self._database.snapshot() as transaction:
+            transaction.join_many()
             objects = transaction.rows(OpenObject, SQL["open_objects"], chosen)
         if not objects:
             return None

@@ -138,10 +138,16 @@ def run_in_sdk(program: Program) -> None:
     root.urn.apply(run_once)
 
 
+def load() -> None:
+    """Import what `serve` needs: half a second, which the first operation would have to wait for."""
+    import grpc  # noqa: F401
+    from pulumi.runtime.proto import language_pb2_grpc, resource_pb2_grpc  # noqa: F401
+
+
 @contextlib.contextmanager
 def serve(program: Program) -> Iterator[str]:
     """Serve the program to an engine as an inline program; gives the address for --client."""
-    # Imported here: half a second, and only operations that run a program need it.
+    # Imported here: only operations that run a program need it, and those of a loop find it loaded.
     import grpc
     from google.protobuf import struct_pb2
     from pulumi.runtime.proto import language_pb2, language_pb2_grpc, plugin_pb2, resource_pb2, resource_pb2_grpc

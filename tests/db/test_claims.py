@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, LiteralString
 
 import pytest
 
 from orca_infra.db.connection import Database
+from orca_infra.errors import Transient
 from orca_infra.runtimes.model import Environment, Pool
 from orca_infra.runtimes.observe import SQL
 from orca_infra.runtimes.render import render_warm
-from orca_infra.runtimes.rows import PodNotes, next_numbers, record_pods
+from orca_infra.runtimes.rows import PodNotes, lock_pods, next_numbers, record_pods
+from orca_infra.stack.cohorts import SQL as COHORTS
 
 STACK_ID = "astackoftests234"
 CLAIM = {
@@ -116,25 +119,117 @@ def test_numbers_go_on_above_what_the_cluster_shows(database: Database) -> None:
     assert [next_number(seen) for seen in (1, 0, 3, 4, 9, 2)] == [2, 3, 4, 5, 10, 11]
 
 
-def seen(name: str, **more: Any) -> dict[str, Any]:
-    """A Ready Pod as a watch shows it."""
+def seen(name: str, *, phase: str = "Running", ready: bool = True, **more: Any) -> dict[str, Any]:
+    """A Pod as a watch shows it."""
     metadata = {"name": name, "namespace": "n", "uid": name, "creationTimestamp": "2026-05-01T12:00:00Z"}
-    status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+    status = {"phase": phase, "conditions": [{"type": "Ready", "status": str(ready)}]}
     return {"metadata": {**metadata, **more}, "status": status}
+
+
+def unready(database: Database, *names: str) -> None:
+    with database.transaction() as transaction:
+        transaction.run(
+            "update orca.runtime_pods set ready_at = null, uid = null where name = any(%(names)s)",
+            {"names": list(names)},
+        )
 
 
 def test_a_touch_is_news_once_and_asks_the_database_nothing(database: Database) -> None:
     name = wait_in_pool(database, 1)
     notes = PodNotes(database)
-    assert not notes.note(seen(name))
-    assert notes.note(seen(name, deletionTimestamp="2026-05-01T12:00:00Z"))
-    assert notes.note(seen(name))
+
+    def note(item: dict[str, Any]) -> bool:
+        return any([notes.note(item), notes.write()])
+
+    assert not note(seen(name))
+    assert note(seen(name, deletionTimestamp="2026-05-01T12:00:00Z"))
+    assert note(seen(name))
     database.close()
     touched = {"orca.runtime": "r", "orca.touched": "1"}
-    assert notes.note(seen(name, annotations=touched))
-    assert not notes.note(seen(name, annotations={**touched, "orca.touched": "2"}))
+    assert note(seen(name, annotations=touched))
+    assert not note(seen(name, annotations={**touched, "orca.touched": "2"}))
     with pytest.raises(Exception, match="closed"):
-        notes.note(seen(name, deletionTimestamp="2026-05-01T12:00:00Z"))
+        note(seen(name, deletionTimestamp="2026-05-01T12:00:00Z"))
+
+
+def test_pods_on_their_way_to_ready_ask_the_database_nothing_and_those_that_are_can_all_be_taken(
+    database: Database,
+) -> None:
+    names = [wait_in_pool(database, number) for number in (1, 2, 3)]
+    unready(database, *names)
+    closed = Database(database.url)
+    closed.close()
+    notes = PodNotes(closed)
+    for name in names:
+        for item in (seen(name, phase="Pending", ready=False), seen(name, ready=False)):
+            assert not notes.note(item)
+            assert not notes.write()
+    notes = PodNotes(database)
+    for name in names:
+        notes.note(seen(name))
+    assert notes.write()
+    assert not notes.write()
+    assert [claim(database) for _ in range(4)] == [*names, None]
+
+
+def test_a_pod_that_was_ready_before_anybody_watched_can_not_be_taken_once_it_is_seen_that_it_is_not(
+    database: Database,
+) -> None:
+    notes = PodNotes(database)
+    notes.note(seen(wait_in_pool(database, 1), ready=False))
+    assert notes.write()
+    assert claim(database) is None
+
+
+def test_a_pod_in_trouble_is_news_though_it_was_never_ready(database: Database) -> None:
+    notes = PodNotes(database)
+    item = seen(wait_in_pool(database, 1), phase="Pending", ready=False)
+    assert not notes.note(item)
+    waiting = {"state": {"waiting": {"reason": "ImagePullBackOff"}}}
+    item["status"]["containerStatuses"] = [waiting]
+    assert notes.note(item)
+    assert not notes.note(item)
+
+
+def test_what_could_not_be_written_is_written_when_it_is_shown_again(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = wait_in_pool(database, 1)
+    unready(database, name)
+    notes = PodNotes(database)
+    notes.note(seen(name))
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "transaction", lambda _: (_ for _ in ()).throw(Transient("away")))
+        with pytest.raises(Transient):
+            notes.write()
+    assert not notes.write()
+    notes.note(seen(name))
+    assert notes.write()
+    assert claim(database) == name
+
+
+def test_writers_of_many_pods_wait_for_each_other_and_not_for_ever(
+    database: Database, wait_until: Callable[..., None]
+) -> None:
+    first, last = sorted(wait_in_pool(database, number) for number in (1, 2))
+    with database.transaction() as mine:
+        lock_pods(mine, [first])
+
+        def write() -> None:
+            with database.transaction() as theirs:
+                lock_pods(theirs, [last, first])
+
+        other = threading.Thread(target=write)
+        other.start()
+        wait_until(lambda: waits_for_a_lock(database))
+        mine.run("set local lock_timeout = '1s'")
+        lock_pods(mine, [last])
+    other.join()
+
+
+def waits_for_a_lock(database: Database) -> bool:
+    with database.snapshot() as transaction:
+        return bool(transaction.value("select exists (select from pg_locks where not granted)"))
 
 
 def test_a_claim_reads_the_first_pod_that_fits_and_none_beside_it(database: Database) -> None:
@@ -147,6 +242,32 @@ def test_a_claim_reads_the_first_pod_that_fits_and_none_beside_it(database: Data
         [after] = transaction.dicts(reads)
     assert after["seq_tup_read"] == before["seq_tup_read"]
     assert after["idx_tup_fetch"] - before["idx_tup_fetch"] < 10
+
+
+@pytest.mark.parametrize(
+    ("query", "parameters"),
+    [
+        (SQL["live_pods"], {}),
+        (COHORTS["open_objects"], {"scope": "runtimes", "limit": 1000, "only_awaited": False}),
+    ],
+)
+def test_of_many_pods_that_were_just_born_none_is_compared_with_each_other(
+    database: Database, query: LiteralString, parameters: dict[str, Any]
+) -> None:
+    environment = Environment(namespace="n", name="e", image="i")
+    pool = Pool(namespace="n", name="p", uid="u", environment="e", size=300)
+    with database.transaction() as transaction:
+        record_pods(transaction, [render_warm(pool, environment, n, STACK_ID) for n in range(1, 301)], taken=False)
+    with database.snapshot() as transaction:
+        transaction.join_many()
+        [found] = transaction.value("explain (analyze, format json) " + query, parameters)
+
+    def compared_in_vain(node: dict[str, Any]) -> float:
+        below = sum(compared_in_vain(one) for one in node.get("Plans", []))
+        return float(node.get("Rows Removed by Join Filter", 0)) * float(node["Actual Loops"]) + below
+
+    assert found["Plan"]["Actual Rows"] == 300
+    assert compared_in_vain(found["Plan"]) < 300
 
 
 def test_credits_are_the_seconds_since_it_could_be_used_and_never_past_its_time(database: Database) -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pytest
 
 from orca_infra.errors import NotLeader, OutcomeUnknown
-from orca_infra.loop.watches import Edits
+from orca_infra.kube.client import Kube
+from orca_infra.kube.kinds import POD
+from orca_infra.kube.watching import Seen
+from orca_infra.log import make_log
+from orca_infra.loop.watches import Edits, Watch
 from orca_infra.stack.beside import CohortsBeside
 from orca_infra.stack.cohorts import DROPS_MAX, Begun, Cohorts
 
@@ -192,3 +199,52 @@ def test_a_status_that_was_written_is_no_edit() -> None:
         pool = {"metadata": {**pool["metadata"], **change}}
         assert edits.note(pool)
         assert not edits.note(pool)
+
+
+class Shown:
+    """A cluster of which one watch is followed: what it shows is put in by the test."""
+
+    def __init__(self) -> None:
+        self.changes: queue.Queue[Seen] = queue.Queue()
+
+    def follow(self, *_: object, stop: threading.Event, **__: object) -> Iterator[Seen]:
+        while not stop.is_set():
+            with contextlib.suppress(queue.Empty):
+                yield self.changes.get(timeout=0.01)
+
+    def show(self, name: str) -> None:
+        self.changes.put(Seen(object={"metadata": {"name": name}}))
+
+
+def test_what_a_watch_noted_is_written_soon_and_a_write_that_fails_keeps_none_after_it(wait_until: WaitUntil) -> None:
+    shown, log = Shown(), io.StringIO()
+    noted: list[str] = []
+    written: list[str] = []
+    wakes: list[int] = []
+
+    def write() -> bool:
+        names = noted[len(written) :]
+        written.extend(names)
+        if "bad" in names:
+            raise RuntimeError("cannot be written")
+        return "news" in names
+
+    watch = Watch(
+        cast("Kube", shown),
+        POD,
+        namespace="n",
+        labels={},
+        wake=lambda: wakes.append(len(written)),
+        log=make_log(log),
+        note=lambda item: noted.append(item["metadata"]["name"]),
+        write=write,
+    )
+    watch.start()
+    for name, woken in (("old", 0), ("news", 1), ("bad", 2), ("old", 2), ("news", 3)):
+        shown.show(name)
+        wait_until(lambda name=name: written and len(written) == len(noted) and written[-1] == name)
+        wait_until(lambda woken=woken: len(wakes) >= woken)
+        assert len(wakes) == woken
+    assert "cannot be written" in log.getvalue()
+    watch.stop()
+    wait_until(lambda: not any(thread.name == "notes-pods" for thread in threading.enumerate()))

@@ -481,3 +481,12 @@ def test_output_that_cannot_be_written_is_a_sentence() -> None:
         1,
         "orca-infra: no space is left on the device where the output goes",
     )
+
+
+def test_a_loop_loads_beforehand_all_that_its_first_engine_operation_needs() -> None:
+    code = (
+        "import sys; from orca_infra.stack.program import load, serve; load(); before = set(sys.modules)\n"
+        "with serve(lambda _: None): print(*sorted(set(sys.modules) - before))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240)
+    assert [name for name in said.stdout.split() if not name.startswith("grpc.")] == []

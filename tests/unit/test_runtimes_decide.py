@@ -391,6 +391,13 @@ def pending(number: int, **more: Any) -> SeenObject:
 UNMADE = {"ready_at": None, "uid": None, "seen": False}
 
 
+def test_a_list_that_shows_a_pod_as_it_was_before_it_was_noted_as_ready_marks_nothing() -> None:
+    behind, ready = pod(1, ready=False), pod(1)
+    assert plan(rows=(row(1, ready_later=True),), objects=(behind,)).marks == ()
+    assert [mark.ready for mark in plan(rows=(row(1),), objects=(behind,)).marks] == [False]
+    assert [mark.ready for mark in plan(rows=(row(1, ready_at=None),), objects=(ready,)).marks] == [True]
+
+
 def test_a_taken_pod_stays_noted_as_ready() -> None:
     assert plan(rows=(taken(1),), objects=(pod(1, ready=False),)).marks[0].problem == "starting"
     assert plan(rows=(taken(1, problem="starting"),), objects=(pod(1, ready=False),)).marks == ()

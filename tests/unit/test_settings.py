@@ -127,7 +127,7 @@ def test_an_empty_environment_gives_the_defaults() -> None:
         runtimes_backoff_most_seconds=300,
         runtimes_abandoned_seconds=300,
         runtimes_node_lost_seconds=60,
-        runtimes_births_max=500,
+        runtimes_births_max=1000,
         runtimes_tokens=None,
         runtimes_audience=None,
         runtimes_launchers=(),

@@ -25,9 +25,9 @@ with open as (
 )
 select o.namespace, o.kind, o.name, o.rendered, o.run, o.start, o.pod, j.uid as job_uid
 from chosen d
-join orca.kube_objects o on o.scope = %(scope)s and o.uid is null and o.run is not distinct from d.run
-    and o.start is not distinct from d.start and o.pod is not distinct from d.pod
-left join orca.kube_objects j on j.run = o.run and j.start = o.start and j.position = 0 and o.position > 0
+join orca.kube_objects o on o.scope = %(scope)s and o.uid is null and coalesce(o.run, -1) = coalesce(d.run, -1)
+    and coalesce(o.start, -1) = coalesce(d.start, -1) and coalesce(o.pod, '') = coalesce(d.pod, '')
+left join orca.kube_objects j on j.run is not null and j.run = o.run and j.start = o.start and j.position = 0 and o.position > 0
 order by d.owner_created_at, o.run, o.position
 
 -- name: begin_cohort

@@ -61,6 +61,10 @@ with pods as (
 insert into orca.kube_objects (scope, namespace, kind, name, pod, rendered)
 select 'runtimes', namespace, 'Pod', name, name, manifest from pods
 
+-- name: lock_pods
+-- Before several are written, in one order. Launches pass over those that are locked, and wait for none.
+select from orca.runtime_pods where name = any(%(names)s) order by name for no key update
+
 -- name: mark_pods
 -- What the cluster shows of Pods. One that is taken stays noted as Ready; another uid is another Pod.
 update orca.runtime_pods p set

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orca_infra.kube.kinds import RUNTIME_POOL, Ref
+from orca_infra.runtimes import apply
+from orca_infra.runtimes.rows import record_pods
 from orca_infra.testing.cluster import TestCluster
 
 if TYPE_CHECKING:
@@ -83,19 +85,18 @@ def test_what_is_edited_with_kubectl_is_seen_by_the_loop_that_leads(
     comes(lambda: set(room.pods()) == taken)
 
 
-def test_an_edit_is_said_to_be_seen_before_the_engine_has_made_what_it_asks_for(
+def test_an_edit_is_said_to_be_seen_before_what_it_asks_for_is_born_and_made(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room.make_environment()
     room.make_pool(size=1)
-    at_up: list[dict[str, Any]] = []
-    up = room.hands.cohorts.up
+    at_births: list[dict[str, Any]] = []
 
-    def looked() -> Any:
-        at_up.append(room.status())
-        return up()
+    def looked(*given: Any, **more: Any) -> Any:
+        at_births.append(room.status())
+        return record_pods(*given, **more)
 
-    monkeypatch.setattr(room.hands.cohorts, "up", looked)
+    monkeypatch.setattr(apply, "record_pods", looked)
     room.run_pass()
-    assert at_up[0]["observedGeneration"] == 1
+    assert at_births[0]["observedGeneration"] == 1
     assert "Born" in room.events()

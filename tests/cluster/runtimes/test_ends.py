@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from orca_infra.errors import OutcomeUnknown, Refused
-from orca_infra.kube.kinds import NAMESPACE, RUNTIME_POOL, SECRET, Ref
+from orca_infra.kube.client import Kube
+from orca_infra.kube.kinds import NAMESPACE, POD, RUNTIME_POOL, SECRET, Kind, Ref
+from orca_infra.kube.reading import Listing
 from orca_infra.loop.cluster_passes import RuntimePasses
 from orca_infra.runtimes.apply import apply
 from orca_infra.runtimes.living import end_runtime, extend_runtime, list_runtimes, read_usage
 from orca_infra.runtimes.model import RuntimePlan
+from orca_infra.runtimes.observe import observe
 from orca_infra.runtimes.rows import PodNotes, prune
 from orca_infra.settings import read_settings
 from orca_infra.surroundings import open_surroundings
@@ -128,6 +133,23 @@ def test_a_launch_whose_process_died_is_completed_by_its_retry_or_else_abandoned
     assert [runtime.user for runtime in list_runtimes(room.database)] == ["jane"]
 
 
+class Behind:
+    """The cluster as it was before any Pod was Ready; what happens once Pods were listed."""
+
+    def __init__(self, kube: Kube, *, then: Callable[[], object]) -> None:
+        self._kube, self._then = kube, then
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kube, name)
+
+    def list(self, kind: Kind, **selected: Any) -> Listing:
+        found = self._kube.list(kind, **selected)
+        if kind != POD:
+            return found
+        self._then()
+        return replace(found, items=tuple({**item, "status": {"phase": "Pending"}} for item in found.items))
+
+
 def test_what_no_row_wants_is_a_stray_and_what_a_watch_shows_can_be_taken_at_once(room: Room) -> None:
     room.make_environment()
     room.make_pool(size=1)
@@ -135,8 +157,15 @@ def test_what_no_row_wants_is_a_stray_and_what_a_watch_shows_can_be_taken_at_onc
     room.wait_until(lambda: any(room.is_ready(pod) for pod in room.pods().values()))
     assert room.warm() == set()
     [pod] = room.pods().values()
-    assert PodNotes(room.database).note(pod)
-    assert not PodNotes(room.database).note(pod)
+    notes = [PodNotes(room.database), PodNotes(room.database)]
+    for each in notes:
+        each.note(pod)
+    behind = cast("Kube", Behind(room.kube, then=notes[0].write))
+    listed = observe(room.database, behind, stack_id=room.stack_id, namespace=room.namespace)
+    assert [(item.ready, row.ready_later) for item, row in zip(listed.objects, listed.rows, strict=True)] == [
+        (False, True)
+    ]
+    assert not notes[1].write()
     assert room.launch().warm
     labels = {"orca.stack": room.stack_id, "orca.role": "runtime"}
     for labelled in (labels, {"orca.stack": room.stack_id}, {**labels, "orca.stack": "another"}):
