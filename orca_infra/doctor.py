@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 from orca_infra import __version__
 from orca_infra.errors import OrcaError, UserError
 from orca_infra.settings import Settings, read_settings
-from orca_infra.stack.tools import find_tool, remedy
+from orca_infra.stack.tools import find_tool, pulumi_home, remedy
 
 _VERSION_SECONDS = 20
 #: The runtime pools' definitions have the API server check quantities: https://kubernetes.io/docs/reference/using-api/cel/
@@ -43,8 +42,8 @@ def examine(environ: Mapping[str, str]) -> list[Finding]:
         settings = read_settings(environ)
     except UserError as error:
         return [*findings, Finding(what="settings", found=str(error), remedy="mend the environment variable")]
-    findings += [_config(settings), _database(settings), *_state(settings), *_secrets(settings)]
-    return [*findings, *_providers(settings), *_cluster(settings)]
+    findings += [*_config(settings), _database(settings), *_state(settings), *_secrets(settings)]
+    return [*findings, *_cluster(settings)]
 
 
 def all_is_there(findings: list[Finding]) -> bool:
@@ -88,19 +87,23 @@ def _plugin(name: str) -> Finding:
     return Finding(what=name, found=f"{program}{stand_in}")
 
 
-def _config(settings: Settings) -> Finding:
+def _config(settings: Settings) -> list[Finding]:
+    """Whether the file is good, and the provider of the cloud that it uses."""
     from orca_infra.config import load_config
 
     try:
         config = load_config(settings.config_path)
     except UserError as error:
-        return Finding(
-            what="configuration",
-            found=str(error).splitlines()[0],
-            remedy="`orca-infra check` shows all that is wrong with it",
-            needed=False,
-        )
-    return Finding(what="configuration", found=f"{settings.config_path}, pools: {len(config.pools)}")
+        return [
+            Finding(
+                what="configuration",
+                found=str(error).splitlines()[0],
+                remedy="`orca-infra check` shows all that is wrong with it",
+                needed=False,
+            )
+        ]
+    found = Finding(what="configuration", found=f"{settings.config_path}, pools: {len(config.pools)}")
+    return [found, _provider("gcp")] if any(pool.provider == "gcp" for pool in config.pools) else [found]
 
 
 def _database(settings: Settings) -> Finding:
@@ -183,25 +186,9 @@ def _secrets(settings: Settings) -> list[Finding]:
     return findings
 
 
-def _providers(settings: Settings) -> list[Finding]:
-    """The engine's provider of each cloud that is configured."""
-    from orca_infra.config import load_config
-
-    try:
-        clouds = {pool.provider for pool in load_config(settings.config_path).pools}
-    except UserError:  # a finding already
-        clouds = set()
-    return [
-        _provider(name)
-        for name, is_used in (("kubernetes", settings.uses_cluster), ("gcp", "gcp" in clouds))
-        if is_used
-    ]
-
-
 def _provider(name: str) -> Finding:
     program = f"pulumi-resource-{name}"
-    folder = Path(os.environ.get("PULUMI_HOME") or "~/.pulumi").expanduser() / "plugins"
-    installed = sorted(folder.glob(f"resource-{name}-v*/{program}"))
+    installed = sorted((pulumi_home() / "plugins").glob(f"resource-{name}-v*/{program}"))
     if found := find_tool(program) or (installed[-1] if installed else None):
         return Finding(what=program, found=str(found))
     command = f"`pulumi plugin install resource {name}` gets it from its vendor"
@@ -209,14 +196,14 @@ def _provider(name: str) -> Finding:
 
 
 def _cluster(settings: Settings) -> list[Finding]:
-    """The cluster that is used, if one is, and whether the namespaces are there."""
+    """The cluster that is used, if one is, its provider, and whether the namespaces are there."""
     from orca_infra.kube.client import Kube
     from orca_infra.kube.kinds import NAMESPACE, Ref
 
-    names = {settings.runs_namespace if settings.runner else None, settings.runtimes_namespace} - {None}
-    if not names:
+    if not settings.uses_cluster:
         return []
-    findings = []
+    names = (settings.runs_namespace if settings.runner else None, settings.runtimes_namespace)
+    findings = [_provider("kubernetes")]
     try:
         with Kube.connect(kubeconfig=settings.kubeconfig) as kube:
             version = kube.version()
@@ -224,7 +211,7 @@ def _cluster(settings: Settings) -> list[Finding]:
             too_old = minor is not None and int(minor[1]) < _OLDEST_MINOR
             remedy_of_age = f"Kubernetes 1.{_OLDEST_MINOR} or newer is needed" if too_old else ""
             findings.append(Finding(what="cluster", found=f"{version} at {kube.server}", remedy=remedy_of_age))
-            for name in sorted(filter(None, names)):
+            for name in sorted({name for name in names if name}):
                 is_there = kube.get(Ref(kind=NAMESPACE, name=name)) is not None
                 findings.append(
                     Finding(

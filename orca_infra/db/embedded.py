@@ -24,6 +24,8 @@ from orca_infra.errors import SetupError
 
 #: A new database needs about 40 MiB, and room to write.
 _LITTLE_MIB = 100
+#: What a shell takes for its own: the server's starter has one read the path.
+_OF_SHELLS = re.compile(r"[\s\"'`$\\;&|<>()*?\[\]{}!#]")
 
 
 def start(folder: Path) -> str:
@@ -31,9 +33,7 @@ def start(folder: Path) -> str:
 
     Safe when several ask at the same time. Raises SetupError saying why it cannot run.
     """
-    if odd := re.search(
-        r"[\s\"'`$\\;&|<>()*?\[\]{}!#]", str(folder.resolve())
-    ):  # its starter has a shell read the path
+    if odd := _OF_SHELLS.search(str(folder.resolve())):
         raise SetupError(
             f"the embedded Postgres cannot be in {folder}: there is {odd[0]!r} in the path; "
             "set ORCA_HOME to another folder, or set ORCA_DB to a database of your own"

@@ -26,7 +26,7 @@ from orca_infra.process import ProcessId
 from orca_infra.stack.command import Completed, PulumiCommand
 from orca_infra.stack.outcome import NO_EVENTS, ResourceChange, StackMissing, raise_for, read_events
 from orca_infra.stack.program import Program, serve
-from orca_infra.stack.tools import require_tool, search_path
+from orca_infra.stack.tools import pulumi_home, require_tool, search_path
 
 PROJECT = "orca-infra"
 #: One CLI call that only reads or writes the state.
@@ -348,7 +348,7 @@ class Engine:
     def _make_home(self) -> None:
         with _no_space_is_said(self.home):
             self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-            plugins = Path(os.environ.get("PULUMI_HOME") or "~/.pulumi").expanduser() / "plugins"
+            plugins = pulumi_home() / "plugins"
             link = self.home / "plugins"
             if plugins.is_dir() and not link.exists():
                 # Another process may do the same just now, or it may be there and lead nowhere any more.

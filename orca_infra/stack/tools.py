@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from orca_infra.errors import SetupError
@@ -22,10 +23,14 @@ def search_path(environ: dict[str, str] | None = None) -> str:
     A shell that gets this PATH (`orca-infra env`) finds the same programs as the loop.
     """
     environ = dict(os.environ) if environ is None else environ
-    home = Path(environ.get("PULUMI_HOME") or "~/.pulumi").expanduser()
     folders = [str(Path(sys.executable).parent), *environ.get("PATH", os.defpath).split(os.pathsep)]
-    folders += [str(home / "bin"), str(LINKS), str(STAND_INS)]
+    folders += [str(pulumi_home(environ) / "bin"), str(LINKS), str(STAND_INS)]
     return os.pathsep.join(dict.fromkeys(folder for folder in folders if folder))
+
+
+def pulumi_home(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where the vendor's pulumi is installed, and keeps its plugins."""
+    return Path(environ.get("PULUMI_HOME") or "~/.pulumi").expanduser()
 
 
 def find_tool(name: str) -> Path | None:
