@@ -94,16 +94,10 @@ def decide(snapshot: Snapshot, pools: Sequence[Pool], limits: Limits) -> Plan:
     leaving = frozenset(action.name for action in removals)
     actions: list[Action] = [*_relabels(snapshot), *removals]
     unexplained, unwanted = _unexplained(snapshot), _owned_by_no_row(snapshot, by_pool)
-    strays = [
-        stray
-        for stray in unexplained
-        if _since(stray.machine.created_at, snapshot.now) > limits.stray_grace_seconds
-        and (stray.machine.name, stray.machine.uid) not in snapshot.ended_lately
-    ]
+    strays = [s for s in unexplained if _since(s.machine.created_at, snapshot.now) > limits.stray_grace_seconds]
     # So many at once mean that rows or ownership were lost, not that machines went astray. Young ones count: they must not
     # slip through one by one as each comes of age.
-    ours = sum((stray.machine.name, stray.machine.uid) not in snapshot.ended_lately for stray in unexplained)
-    too_many = bool(strays or unwanted) and ours + len(unwanted) > limits.stray_max
+    too_many = bool(strays or unwanted) and len(unexplained) + len(unwanted) > limits.stray_max
     if not too_many:
         actions += [*unwanted, *strays]
 
@@ -121,7 +115,7 @@ def decide(snapshot: Snapshot, pools: Sequence[Pool], limits: Limits) -> Plan:
         actions=tuple(actions),
         reports=tuple(reports),
         next_due_at=_next_due(view, reports, leaving),
-        strays_held=tuple(stray.machine for stray in strays) if too_many else (),
+        strays_held=tuple(stray.machine for stray in unexplained) if too_many else (),
         owned_held=tuple(action.name for action in unwanted) if too_many else (),
     )
 
@@ -237,7 +231,7 @@ def _owned_by_no_row(snapshot: Snapshot, by_pool: Mapping[str, Pool]) -> list[De
 
 
 def _unexplained(snapshot: Snapshot) -> list[DeleteStray]:
-    """Machines with this stack's identity that nobody owns or wants, however young.
+    """Machines with this stack's identity that nobody owns or wants, however young, and that did not end just now.
 
     While a pool is held it is not known what its stack owns: only machines that are known to be of another pool are judged.
     """
@@ -250,6 +244,7 @@ def _unexplained(snapshot: Snapshot) -> list[DeleteStray]:
         and machine.name not in known
         and provider not in snapshot.unreadable
         and (not snapshot.held or machine.labels.get(POOL_LABEL) in judged)
+        and (machine.name, machine.uid) not in snapshot.ended_lately
     ]
 
 

@@ -369,7 +369,7 @@ class Plan:
     """What decide came to: actions in no particular order, a report for each pool, and when to look again at the latest.
 
     Attributes:
-        strays_held: strays that are so many that a mistake is more likely; an operator has to look.
+        strays_held: strays, the young among them, that are so many that a mistake is more likely; an operator has to look.
         owned_held: likewise, machines that a stack owns and no row wants.
 
     """

@@ -66,8 +66,10 @@ def decide(snapshot: RunSnapshot, limits: RunLimits) -> RunPlan:
             sweeps.append(Sweep(run=row.run, start=row.start, drivers=unsaved, objects=to_delete))
         elif row.ending_reason is not None and not any(_may_run(item) for item in objects):
             finishes.append(_finish(row, ending, objects))
-    strays = _strays(snapshot, limits)
-    too_many = len(strays) > limits.stray_max
+    unwanted = _unwanted(snapshot)
+    strays = _past_grace(unwanted, snapshot, limits)
+    # The young count: they must not slip through one by one as each comes of age.
+    too_many = bool(strays) and len(unwanted) > limits.stray_max
     admit, waiting_runs = _admit(snapshot, limits)
     return RunPlan(
         admit=admit,
@@ -75,7 +77,7 @@ def decide(snapshot: RunSnapshot, limits: RunLimits) -> RunPlan:
         sweeps=tuple(sweeps),
         finishes=tuple(finishes),
         strays=() if too_many else strays,
-        strays_held=strays if too_many else (),
+        strays_held=unwanted if too_many else (),
         follow=tuple(follow),
         waiting=waiting_runs,
         waits=waits,
@@ -246,8 +248,8 @@ def _finish(row: ClusterRow, ending: Ending, objects: Iterable[SeenObject]) -> F
     )
 
 
-def _strays(snapshot: RunSnapshot, limits: RunLimits) -> tuple[SeenObject, ...]:
-    """What carries this stack's identity and a role, is owned by nothing, named by no row, and past the grace."""
+def _unwanted(snapshot: RunSnapshot) -> tuple[SeenObject, ...]:
+    """What carries this stack's identity and a role, is owned by nothing and named by no row, however young."""
     return tuple(
         item
         for item in snapshot.objects
@@ -255,7 +257,12 @@ def _strays(snapshot: RunSnapshot, limits: RunLimits) -> tuple[SeenObject, ...]:
         and not item.deleting
         and item.uid not in snapshot.known
         and (item.kind, item.namespace, item.name) not in snapshot.desired
-        and (snapshot.now - item.created_at).total_seconds() > limits.stray_grace_seconds
+    )
+
+
+def _past_grace(items: Iterable[SeenObject], snapshot: RunSnapshot, limits: RunLimits) -> tuple[SeenObject, ...]:
+    return tuple(
+        item for item in items if (snapshot.now - item.created_at).total_seconds() > limits.stray_grace_seconds
     )
 
 

@@ -108,8 +108,10 @@ def decide(snapshot: RuntimeSnapshot, limits: RuntimeLimits) -> RuntimePlan:
             statuses.append(StatusChange(pool=pool, status=status))
     births = _shared(wanted, limits.births_max)
     ending_names |= {ending.name for ending in endings}
-    strays = _strays(snapshot, limits)
-    too_many = len(strays) > limits.stray_max
+    unwanted = _unwanted(snapshot)
+    strays = tuple(s for s in unwanted if _seconds_since(s.created_at, snapshot.now) > limits.stray_grace_seconds)
+    # The young count: they must not slip through one by one as each comes of age.
+    too_many = bool(strays) and len(unwanted) > limits.stray_max
     return RuntimePlan(
         births=births,
         endings=tuple(endings),
@@ -127,7 +129,7 @@ def decide(snapshot: RuntimeSnapshot, limits: RuntimeLimits) -> RuntimePlan:
         ),
         finishes=tuple(case.row.name for case in cases if case.row.name in ending_names and _is_finished(case)),
         strays=() if too_many else strays,
-        strays_held=strays if too_many else (),
+        strays_held=unwanted if too_many else (),
         statuses=tuple(statuses),
         events=pool_events(births, _of_pools(endings, cases, snapshot.pools), statuses),
         next_due_at=min(due, default=None),
@@ -393,16 +395,13 @@ def _status(
     )
 
 
-def _strays(snapshot: RuntimeSnapshot, limits: RuntimeLimits) -> tuple[SeenObject, ...]:
-    """What carries this stack's identity and role, is owned by nothing, wanted by no row, and past the grace."""
+def _unwanted(snapshot: RuntimeSnapshot) -> tuple[SeenObject, ...]:
+    """What carries this stack's identity and role, is owned by nothing and wanted by no row, however young."""
     desired: Mapping[tuple[str, str], PodRow] = {(row.namespace, row.name): row for row in snapshot.rows}
     return tuple(
         item
         for item in snapshot.objects
-        if not item.owned
-        and not item.deleting
-        and (item.namespace, item.name) not in desired
-        and _seconds_since(item.created_at, snapshot.now) > limits.stray_grace_seconds
+        if not item.owned and not item.deleting and (item.namespace, item.name) not in desired
     )
 
 

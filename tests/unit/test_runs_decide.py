@@ -336,6 +336,13 @@ def test_too_many_strays_are_held() -> None:
     assert (result.strays, result.strays_held) == ((), items)
 
 
+def test_young_strays_count_so_that_none_slips_through_as_it_comes_of_age() -> None:
+    old, *young = (stray(n, created_at=NOW - timedelta(seconds=61 if n == 0 else 1)) for n in range(4))
+    assert decide(RunSnapshot(now=NOW, objects=(old, *young)), LIMITS).strays_held == (old, *young)
+    assert decide(RunSnapshot(now=NOW, objects=(old, *young[:2])), LIMITS).strays == (old,)
+    assert decide(RunSnapshot(now=NOW, objects=(*young, *young)), LIMITS).strays_held == ()
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.none() | st.integers(0, 3)), max_size=20),
     st.none() | st.integers(0, 20_000),

@@ -509,6 +509,13 @@ def test_a_stray_has_our_labels_no_owner_no_row_and_is_past_the_grace() -> None:
     assert (many.strays, len(many.strays_held)) == ((), 4)
 
 
+def test_young_strays_count_so_that_none_slips_through_as_it_comes_of_age() -> None:
+    young = tuple(pod(number, created_at=ago(1)) for number in range(3, 6))
+    assert plan(objects=(pod(2), *young)).strays_held == (pod(2), *young)
+    assert plan(objects=(pod(2), *young[:2])).strays == (pod(2),)
+    assert plan(objects=young * 2).strays_held == ()
+
+
 # Conditions and events.
 
 
