@@ -217,7 +217,7 @@ def _cluster(settings: Settings) -> list[Finding]:
                     Finding(
                         what="namespace",
                         found=name if is_there else f"{name} is not there",
-                        remedy="" if is_there else f"`pulumi up -s {settings.stack}` makes it",
+                        remedy="" if is_there else f"`pulumi up --refresh -s {settings.stack}` makes it",
                         needed=False,
                     )
                 )

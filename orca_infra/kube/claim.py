@@ -37,18 +37,22 @@ def refuse_foreign(kube: Kube, namespace: str, stack_id: str) -> None:
 
 
 def check_namespace(kube: Kube, namespace: str, stack_id: str, family: str) -> None:
-    """Raises SetupError unless the namespace is there to stay and carries this stack's id."""
+    """Raises SetupError unless the namespace is there to stay and carries this stack's id.
+
+    What it says to do has --refresh: an `up` alone believes its state, in which a namespace that somebody deleted still is.
+    """
     found = kube.get(Ref(kind=NAMESPACE, namespace=None, name=namespace))
     if found is None:
-        raise SetupError(f"the namespace {namespace} is missing: `pulumi up -s {family}` makes it")
+        raise SetupError(f"the namespace {namespace} is missing: `pulumi up --refresh -s {family}` makes it")
     if "deletionTimestamp" in found["metadata"]:
         raise SetupError(
-            f"the namespace {namespace} is being deleted: wait until it is gone, then `pulumi up -s {family}` makes it anew"
+            f"the namespace {namespace} is being deleted: wait until it is gone, then "
+            f"`pulumi up --refresh -s {family}` makes it anew"
         )
     owner = (found["metadata"].get("labels") or {}).get(STACK_LABEL)
     if owner != stack_id:
         whose = f"to stack id {owner}" if owner else "to no stack"
         raise SetupError(
             f"the namespace {namespace} belongs {whose}, and this stack's id is {stack_id}: choose another namespace, "
-            f"or let `pulumi up -s {family}` make it"
+            f"or let `pulumi up --refresh -s {family}` make it"
         )

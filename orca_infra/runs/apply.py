@@ -203,14 +203,18 @@ def _finish(finish: Finish, hands: RunHands) -> int:
         return 0
     key = {"run": finish.run, "start": finish.start}
     hands.logs.append_leftovers([(finish.run, finish.start)])
+    moved_to = None
     with hands.database.transaction() as transaction:
-        if finish.to_state is not None:
-            transaction.value(SQL["move"], {**key, "to_state": finish.to_state, "reason": finish.reason})
+        # Not when its driver has said meanwhile how it ended: it was heard after its start had begun to end.
+        if finish.to_state is not None and transaction.value(
+            SQL["move"], {**key, "to_state": finish.to_state, "reason": finish.reason}
+        ):
+            moved_to = finish.to_state
         transaction.run(SQL["end_cluster"], {**key, "reason": finish.reason})
         transaction.run(SQL["forget_objects"], key)
     METRICS.start_ended(finish.reason)
     level = hands.log.info if finish.reason is EndReason.ENDED else hands.log.warning
-    level("start ended", **key, reason=finish.reason, run_is_now=finish.to_state or "as it was", why=finish.detail)
+    level("start ended", **key, reason=finish.reason, run_is_now=moved_to or "as it was", why=finish.detail)
     return 1
 
 

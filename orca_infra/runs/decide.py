@@ -85,11 +85,14 @@ def decide(snapshot: RunSnapshot, limits: RunLimits) -> RunPlan:
     )
 
 
-def why_queued(snapshot: RunSnapshot, limits: RunLimits) -> dict[int, str]:
-    """What each queued run waits for, in a sentence; of what a snapshot of the rows alone says."""
+def why_queued(snapshot: RunSnapshot, limits: RunLimits, *, given_up: str = "") -> dict[int, str]:
+    """What each queued run waits for, in a sentence; of what a snapshot of the rows alone says.
+
+    `given_up`: why passes are given up now, which holds those that nothing else does.
+    """
     admit, waiting = _admit(snapshot, limits)
-    next_pass = {run.run: "nothing holds it: the next pass starts it" for run in admit}
-    more = {run.run: "more runs wait before it than one pass starts" for run in snapshot.queued}
+    next_pass = {run.run: given_up or "nothing holds it: the next pass starts it" for run in admit}
+    more = {run.run: given_up or "more runs wait before it than one pass starts" for run in snapshot.queued}
     return {**more, **next_pass, **waiting}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from orca_infra.attention import SQL as ATTENTION
 from orca_infra.db.connection import Transaction
 from orca_infra.runs.decide import why_queued
 from orca_infra.runs.limits import run_limits
@@ -12,6 +13,8 @@ from orca_infra.runs.observe import SQL, read_rows
 from orca_infra.settings import Settings
 
 _QUEUED_SHOWN = 1000
+#: Under what the loop says that passes over the runs are given up (loop/run.py).
+_PASSES = "pass runs"
 _OFF = "ORCA_RUNNER is not set: no run gets a cluster"
 
 
@@ -30,7 +33,8 @@ def what_queued_wait_for(
 ) -> list[dict[str, Any]]:
     """The same where there are run clusters: what the next pass would say, since admission needs nothing of the cluster."""
     snapshot = read_rows(transaction, limits, asked=asked)
-    why = why_queued(snapshot, limits)
+    given_up = transaction.value(ATTENTION["message"], {"topic": _PASSES})
+    why = why_queued(snapshot, limits, given_up=given_up or "")
     queued = [
         {"run": run.run, "pipeline": run.pipeline, "queued_at": run.queued_at, "waiting": why[run.run]}
         for run in snapshot.queued

@@ -160,6 +160,12 @@ async def _launch(face: _Face, request: Request, caller: Caller) -> Response:
         "warm": made.warm,
         "state": "ready",
         "expires_at": _time(made.expires_at),
+        "pool": made.pool,
+        "assigned_at": _time(made.assigned_at),
+        "ended_at": None,
+        "burning_rate": made.burning_rate,
+        "credits": made.credits,
+        "message": "",
     }
     if not made.warm:
         found = await _wait(face, made.id, asked.user, wait_seconds)

@@ -82,6 +82,10 @@ class Launch:
         warm: whether it runs already; else the loop makes its Pod.
         expires_at: when it is culled; None: never.
         address: of its Pod, where that is known.
+        pool: that its Pod waited in; None for a cold start.
+        burning_rate: credits a second.
+        assigned_at: when it was taken.
+        credits: what it has cost up to now.
 
     """
 
@@ -91,6 +95,20 @@ class Launch:
     warm: bool
     expires_at: datetime | None
     address: str | None = None
+    pool: str | None = None
+    burning_rate: float = 0.0
+    assigned_at: datetime | None = None
+    credits: float = field(default=0.0, compare=False)  # of one runtime it grows from one answer to the next
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cost:
+    """What a launch says of its runtime beside the claim; read as the claim is settled, which costs no way of its own."""
+
+    pool: str | None
+    burning_rate: float
+    assigned_at: datetime
+    credits: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +127,7 @@ class _Claim:
     ended: str | None
     ended_detail: str
 
-    def launch(self) -> Launch:
+    def launch(self, cost: _Cost) -> Launch:
         return Launch(
             id=self.id,
             pod=self.pod,
@@ -117,6 +135,10 @@ class _Claim:
             warm=self.warm,
             expires_at=self.expires_at,
             address=self.address,
+            pool=cost.pool,
+            burning_rate=cost.burning_rate,
+            assigned_at=cost.assigned_at,
+            credits=cost.credits,
         )
 
 
@@ -141,21 +163,21 @@ def launch(hands: LaunchHands, request: LaunchRequest) -> Launch:
 def _launch(hands: LaunchHands, request: LaunchRequest, asked: Mapping[str, int]) -> Launch:
     began_at = monotonic()
     if (known := _known(hands, request, asked)) is not None and known.secret_made:
-        return known.launch()
+        return known.launch(_cost(hands, known))
     data = gather_secrets(hands.kube, hands.namespace, request.user, request.secrets)
     for _ in range(_TRIES):
         claim = _claim(hands, request, asked) or _start_cold(hands, request)
         if claim.secret_made:  # by another request with this key
-            return claim.launch()
+            return claim.launch(_cost(hands, claim))
         try:
-            _give(hands, claim, data, keep=request.idempotency_key is not None)
+            cost = _give(hands, claim, data, keep=request.idempotency_key is not None)
         except PodLost as lost:
             _write(hands, "discard_runtime", claim, reason=str(EndReason.DISCARDED), detail=str(lost))
             hands.log.warning("runtime Pod discarded", pod=claim.pod, why=str(lost))
             continue
         METRICS.claimed(monotonic() - began_at, warm=claim.warm)
         hands.log.info("runtime launched", id=str(claim.id), pod=claim.pod, user=request.user, warm=claim.warm)
-        return claim.launch()
+        return claim.launch(cost)
     raise Transient(f"{_TRIES} Pods of environment {request.environment} died while they were taken; try again")
 
 
@@ -289,7 +311,7 @@ def _environment_and_pool(hands: LaunchHands, request: LaunchRequest) -> tuple[E
     return environment, min(fitting, key=lambda pool: pool.name)
 
 
-def _give(hands: LaunchHands, claim: _Claim, data: Mapping[str, str], *, keep: bool) -> None:
+def _give(hands: LaunchHands, claim: _Claim, data: Mapping[str, str], *, keep: bool) -> _Cost:
     """Make the Secret and have the kubelet read it. `keep`: what may pass leaves the claim to a retry."""
     secret = render_secret(
         claim.pod, claim.namespace, data, stack_id=hands.stack_id, owner_uid=claim.uid if claim.warm else None
@@ -309,10 +331,22 @@ def _give(hands: LaunchHands, claim: _Claim, data: Mapping[str, str], *, keep: b
     touched = Touch(kube=hands.kube, namespace=claim.namespace, pod=claim.pod, uid=claim.uid, runtime=claim.id)
     if claim.warm:
         touch(touched)
-    if not _write(hands, "secret_made", claim):
+    with hands.database.statement() as statement:
+        given = statement.rows(_Cost, SQL["secret_made"], {"id": claim.id})
+    if not given:
         raise PodLost("its Pod ended meanwhile")
     if claim.warm:
         TOUCHES.again(touched)
+    return given[0]
+
+
+def _cost(hands: LaunchHands, claim: _Claim) -> _Cost:
+    """Of a runtime that its key stood for already."""
+    with hands.database.statement() as statement:
+        found = statement.rows(_Cost, SQL["cost"], {"id": claim.id})
+    if not found:
+        raise Refused(f"runtime {claim.id} has ended")
+    return found[0]
 
 
 def _make_secret(hands: LaunchHands, claim: _Claim, secret: dict[str, Any]) -> None:

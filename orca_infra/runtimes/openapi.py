@@ -30,9 +30,8 @@ _LAUNCH = {
     "additionalProperties": False,
     "properties": LAUNCH_FIELDS,
 }
-_RUNTIME = {
+_RUNTIME: dict[str, Any] = {
     "type": "object",
-    "required": ["id", "user", "environment", "pod", "namespace", "warm", "state"],
     "properties": {
         "id": _ID,
         "user": _TEXT,
@@ -51,6 +50,7 @@ _RUNTIME = {
         "message": {**_TEXT, "description": "Why it is not ready yet, or why it ended."},
     },
 }
+_RUNTIME["required"] = list(_RUNTIME["properties"])  # whatever the answer
 _LINE = {
     "type": "object",
     "description": "What one runtime has cost: exactly once it has ended, up to now while it runs.",

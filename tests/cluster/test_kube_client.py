@@ -456,7 +456,7 @@ def test_the_doctor_says_which_cluster_is_used_and_what_it_lacks(
     assert version.startswith("v1.")
     namespaces = [
         ("namespace", namespace, ""),
-        ("namespace", f"{namespace}-of-none is not there", "`pulumi up -s test` makes it"),
+        ("namespace", f"{namespace}-of-none is not there", "`pulumi up --refresh -s test` makes it"),
     ]
     assert found() == [("cluster", f"{version} at {cluster.server}", ""), *namespaces]
     monkeypatch.setattr(Kube, "version", lambda _: "v1.28.9-gke.1")

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
+from orca_infra.attention import note
 from orca_infra.db.connection import Database
+from orca_infra.log import make_log
+from orca_infra.runs.apply import apply
 from orca_infra.runs.decide import decide
 from orca_infra.runs.limits import run_limits
 from orca_infra.runs.model import RunLimits, RunPlan
@@ -122,6 +128,45 @@ def test_while_everything_is_paused_each_run_says_so(database: Database, setting
     with database.snapshot() as transaction:
         waiting = [row["waiting"] for row in read_queued(transaction, settings)]
     assert waiting == ["everything is paused: no run is started until `orca-infra resume`"] * 2
+
+
+def test_while_passes_are_given_up_what_nothing_else_holds_says_why(database: Database, settings: Settings) -> None:
+    queue(database, "free")
+    queue(database, "held", max_runs=0)
+    with database.snapshot() as transaction:
+        before = {row["pipeline"]: row["waiting"] for row in read_queued(transaction, settings)}
+    note(database, "pass machines", "that of the machines")
+    note(database, "pass runs", "the namespace is missing")
+    with database.snapshot() as transaction:
+        after = {row["pipeline"]: row["waiting"] for row in read_queued(transaction, settings)}
+    assert before["free"] == "nothing holds it: the next pass starts it"
+    assert after == {**before, "free": "the namespace is missing"}
+
+
+def test_a_run_whose_driver_says_how_it_ended_as_its_start_ends_is_not_said_to_be_queued_again(
+    database: Database,
+) -> None:
+    queue(database, "p", 2)
+    with database.transaction() as transaction:
+        for one in (1, 2):
+            assert transaction.value(SQL["admit"], {"run": one, "start": 0})
+            key = {"run": one, "start": 1}
+            transaction.run(SQL["record_cluster"], {**key, "pipeline": "p", "cpu_millis": 500, "fill": False})
+            transaction.run(SQL["begin_ending"], {**key, "reason": "NeverStarted", "detail": "its head is Pending"})
+    plan = decided(database)
+    assert [finish.to_state for finish in plan.finishes] == ["queued", "queued"]
+    with database.transaction() as transaction:
+        transaction.run("select set_config('orca.writer', 'driver', true)")
+        transaction.run("update orca.runs set state = 'succeeded', ended_at = now() where id = 1")
+    written = io.StringIO()
+    hands = MagicMock(database=database, log=make_log(written, form="json"))
+    hands.cohorts.up.return_value = hands.cohorts.drop_empty.return_value = 0
+    assert apply(replace(plan, admit=()), hands) == 2
+    said = {line["run"]: line["run_is_now"] for line in map(json.loads, written.getvalue().splitlines())}
+    assert said == {1: "as it was", 2: "queued"}
+    with database.snapshot() as transaction:
+        states = transaction.dicts("select id, state from orca.runs order by id")
+    assert states == [{"id": 1, "state": "succeeded"}, {"id": 2, "state": "queued"}]
 
 
 def test_of_what_max_runs_lets_through_all_is_admitted(database: Database) -> None:

@@ -171,6 +171,10 @@ def warm(**more: Any) -> Launch:
         "warm": True,
         "expires_at": NOW,
         "address": "10.0.0.1",
+        "pool": "small",
+        "burning_rate": 0.5,
+        "assigned_at": NOW,
+        "credits": 0.25,
     }
     return Launch(**{**given, **more})
 
@@ -238,7 +242,14 @@ def test_a_launch_is_what_the_body_asks_for(face: Face) -> None:
         "warm": True,
         "state": "ready",
         "expires_at": NOW.isoformat(),
+        "pool": "small",
+        "assigned_at": NOW.isoformat(),
+        "ended_at": None,
+        "burning_rate": 0.5,
+        "credits": 0.25,
+        "message": "",
     }
+    assert list(answer.json) == list(http.show(runtime()))  # what `GET` would say of it
     [asked] = face.asked
     assert asked == LaunchRequest(
         environment="e",

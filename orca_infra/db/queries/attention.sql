@@ -7,5 +7,8 @@ on conflict (topic) do update set message = excluded.message where a.message <> 
 -- name: clear
 delete from orca.attention where topic = %(topic)s
 
+-- name: message
+select message from orca.attention where topic = %(topic)s
+
 -- name: all
 select topic, message, since from orca.attention order by since

@@ -94,9 +94,11 @@ def test_a_user_launches_looks_extends_and_stops_over_http(
         pod = room.pod(made["pod"])
         assert pod is not None
         assert made["address"] == pod["status"]["podIP"]
-        assert second.call("POST", "/v1/runtimes", body)[1]["id"] == made["id"]
+        again = second.call("POST", "/v1/runtimes", body)[1]
         path = f"/v1/runtimes/{made['id']}"
         code, shown = second.call("GET", path)
+        assert [{**one, "credits": 0} for one in (made, again)] == [{**shown, "credits": 0}] * 2
+        assert 0 <= made["credits"] < again["credits"] < shown["credits"]
         assert (code, shown["state"], shown["pool"], shown["burning_rate"]) == (
             200,
             "ready",
