@@ -156,9 +156,10 @@ def env() -> None:
         "ORCA_STACK": settings.stack,
         "ORCA_DB": surroundings.url,
         "ORCA_HOME": str(settings.home.absolute()),
-        "ORCA_CONFIG": str(settings.config_path.absolute()),
         "ORCA_TOKEN_KEY": surroundings.token_key.decode(errors="surrogateescape"),
     }
+    if os.environ.get("ORCA_CONFIG") or settings.config_path.exists():  # a file that is named has to be there
+        values["ORCA_CONFIG"] = str(settings.config_path.absolute())
     if "PULUMI_CONFIG_PASSPHRASE" in os.environ:  # it would win over the file
         print("unset PULUMI_CONFIG_PASSPHRASE")
     for name, value in values.items():

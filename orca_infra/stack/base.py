@@ -23,7 +23,7 @@ from orca_infra.machines.program import with_token
 from orca_infra.machines.providers import resource_types
 from orca_infra.machines.tokens import worker_token
 from orca_infra.runtimes.declared import declared_objects
-from orca_infra.settings import Settings, read_settings
+from orca_infra.settings import Settings, read_settings, unknown_settings
 from orca_infra.stack.base_config import merged_environment, pod_settings, read_values
 from orca_infra.stack.base_model import Base, BaseSecrets, Deployed
 from orca_infra.stack.base_program import More, base_outputs, base_program
@@ -45,6 +45,8 @@ def main() -> None:
         values = read_values(config, stack, {key for key in config if is_config_secret(key)})
         environment = merged_environment(values, os.environ, stack)
         settings = read_settings(environment)
+        for sentence in unknown_settings(environment):
+            pulumi.log.warn(sentence)
         surroundings = open_surroundings(settings, say=pulumi.log.info, with_passphrase=False)
         try:
             if stack == settings.stack:
@@ -71,6 +73,7 @@ def read_base(values: Mapping[str, Any], environ: Mapping[str, str], surrounding
         raise SetupError(
             "orca-infra:api is true, and orca-infra:runtimesNamespace is not set: there is nothing to serve"
         )
+    pod_settings(values, settings.stack)  # what is wrong there is said also before anything is deployed
     if deploys:
         _refuse_incomplete(values, secrets, environ)
     runs = settings.runs_namespace if settings.runner else None
@@ -104,7 +107,7 @@ def _declare_base(values: Mapping[str, Any], environ: Mapping[str, str], surroun
     claim = not pulumi.runtime.is_dry_run()
     # First: what is no good is refused before anything is registered.
     path = surroundings.settings.config_path
-    config = load_config(path) if path.exists() else None  # without the file there are no pools yet
+    config = read_pools(path, environ)
     base = read_base(values, environ, surroundings)
     if config is not None:
         base = replace(base, declared=_declared(config, base, path))
@@ -116,6 +119,14 @@ def _declare_base(values: Mapping[str, Any], environ: Mapping[str, str], surroun
     run_in_sdk(base_program(base, more))
     for name, value in base_outputs(base).items():
         pulumi.export(name, value)
+
+
+def read_pools(path: Path, environ: Mapping[str, str]) -> Config | None:
+    """The file's content; None where none is named and none is there: there are no pools yet.
+
+    A file that is named and is not there is refused (ConfigError): an `up` would remove all that it had declared.
+    """
+    return load_config(path) if environ.get("ORCA_CONFIG") or path.exists() else None
 
 
 def _declared(config: Config, base: Base, path: Path) -> list[dict[str, Any]]:

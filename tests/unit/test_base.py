@@ -11,10 +11,12 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from orca_infra.db.connection import is_local
-from orca_infra.errors import SettingError, SetupError
+from orca_infra.errors import ConfigError, SettingError, SetupError
 from orca_infra.kube.labels import ROLE_LABEL, STACK_LABEL
 from orca_infra.policy.model import Resource
 from orca_infra.policy.rules import RULES
+from orca_infra.settings import read_settings
+from orca_infra.stack.base import read_pools
 from orca_infra.stack.base_config import merged_environment, pod_settings, read_values
 from orca_infra.stack.base_keys import KEYS
 from orca_infra.stack.base_model import Base, BaseSecrets, Deployed
@@ -125,6 +127,24 @@ def test_file_and_shell_say_the_same_or_are_refused() -> None:
     assert merged_environment(read, {"ORCA_CONFIG": absolute}, "dev")["ORCA_CONFIG"] == absolute
     with pytest.raises(SetupError, match="runsNamespace and this shell sets ORCA_RUNS_NAMESPACE to something else"):
         merged_environment(read, {"ORCA_RUNS_NAMESPACE": "other"}, "dev")
+
+
+def test_an_orca_toml_that_is_named_and_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without pools, `up` would remove the network and the runtime pools that the file had declared."""
+    monkeypatch.chdir(tmp_path)
+    assert read_pools(Path("orca.toml"), {}) is None  # a trial begins without
+    for named in (values(orcaToml="stacks/orca.tmol"), values()):
+        merged = merged_environment(named, {} if named["orcaToml"] else {"ORCA_CONFIG": "stacks/orca.tmol"}, "dev")
+        with pytest.raises(ConfigError, match=r"stacks/orca.tmol: no such file"):
+            read_pools(read_settings(merged).config_path, merged)
+
+
+def test_pulumi_install_makes_the_environment_that_the_program_needs() -> None:
+    """The vendor's host makes `.venv` from requirements.txt alone, also at the first `up` of a fresh clone."""
+    runtime = yaml.safe_load((CHECKOUT / "Pulumi.yaml").read_text())["runtime"]["options"]
+    assert runtime == {"virtualenv": ".venv", "toolchain": "pip"}
+    lines = [line for line in (CHECKOUT / "requirements.txt").read_text().splitlines() if not line.startswith("#")]
+    assert lines == ["-e ."]
 
 
 def test_settings_of_the_pods_are_settings_or_what_runs_are_given() -> None:

@@ -16,9 +16,12 @@ import threading
 from concurrent import futures
 from pathlib import Path
 
-import grpc
-from pulumi.automation._server import LanguageServer
-from pulumi.runtime.proto import language_pb2, language_pb2_grpc, plugin_pb2
+try:
+    import grpc
+    from pulumi.automation._server import LanguageServer
+    from pulumi.runtime.proto import language_pb2, language_pb2_grpc, plugin_pb2
+except ImportError as error:
+    sys.exit(f"this checkout has no .venv with its packages ({error}): `make check` makes it")
 
 
 class LanguageHost(LanguageServer):
@@ -45,7 +48,13 @@ class LanguageHost(LanguageServer):
             runpy.run_path(str(folder / "__main__.py"), run_name="__main__")
 
         self.program = program
-        return super().Run(request, context)
+        # What the program logs goes to the engine, whose address is the host's last argument.
+        request.args[:] = sys.argv[-1:]
+        answer = super().Run(request, context)
+        if answer.error:  # it was logged: given back, it would be said once more, as if nobody had handled it
+            answer.ClearField("error")
+            answer.bail = True
+        return answer
 
     def RunPlugin(self, request, context):  # noqa: ANN001, ANN201, N802
         """Run a policy pack as the vendor's host does; what it prints first is its port."""
