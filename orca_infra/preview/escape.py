@@ -1,8 +1,8 @@
 """Text from outside in Markdown: names of people's making that must not become markup, links or mentions. Pure.
 
 Characters that GitHub's Markdown gives a meaning to are written as entities, which it shows and never reads as markup
-(https://spec.commonmark.org/0.31.2/#entity-and-numeric-character-references); mentions are found in the finished page, so
-they are taken apart with a character of no width, or stand in `<code>`, where GitHub looks for none.
+(https://spec.commonmark.org/0.31.2/#entity-and-numeric-character-references); mentions (@name, #number) are found in the
+finished page, so they are taken apart with a character of no width, or stand in `<code>`, where GitHub looks for none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FENCE = re.compile(r"`{3,}")
 
 def prose(text: str, longest: int = _LONGEST_CELL) -> str:
     """The text in a sentence or in a table's cell; one line."""
-    return _entities(_one_line(text, longest)).replace("@", "@\u200b")
+    return _entities(_one_line(text, longest)).replace("@", "@\u200b").replace("&#35;", "&#35;\u200b")
 
 
 def code(text: str, longest: int = _LONGEST_CELL) -> str:
@@ -35,7 +35,11 @@ def fence_for(lines: list[str]) -> str:
 
 
 def _one_line(text: str, longest: int) -> str:
-    line = printable(" ".join(text.split()))
+    return shortened(printable(" ".join(text.split())), longest)
+
+
+def shortened(line: str, longest: int) -> str:
+    """The line, or its beginning with a mark, in `longest` characters."""
     return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orca_infra.preview.model import OPS, Breach, Change
@@ -94,8 +94,8 @@ def _breach(event: Mapping[str, Any], redact: Callable[[str], str]) -> Breach:
 
 def _change(metadata: Mapping[str, Any], redact: Callable[[str], str]) -> Change:
     kind, urn = str(metadata["type"]), str(metadata["urn"])
-    before = _leaves(_inputs(metadata.get("old")), kind)
-    after = _leaves(_inputs(metadata.get("new")), kind)
+    before = _leaves(_inputs(metadata.get("old")), kind, redact)
+    after = _leaves(_inputs(metadata.get("new")), kind, redact)
     touched = [*(metadata.get("diffs") or ()), *(metadata.get("detailedDiff") or ())]
     if metadata["op"] in {"create", "import"}:
         before = {}
@@ -138,7 +138,7 @@ def _is_about(path: str, touched: str) -> bool:
     return path == touched or any(path.startswith(f"{touched}{separator}") for separator in (".", "["))
 
 
-def _leaves(inputs: Mapping[str, Any], kind: str) -> dict[str, _Leaf]:
+def _leaves(inputs: Mapping[str, Any], kind: str, redact: Callable[[str], str]) -> dict[str, _Leaf]:
     """Every property that is no table itself, by its path."""
     found: dict[str, _Leaf] = {}
     is_secret = kind.startswith("kubernetes:") and kind.endswith(":Secret")
@@ -146,7 +146,8 @@ def _leaves(inputs: Mapping[str, Any], kind: str) -> dict[str, _Leaf]:
         _walk(
             value, _step("", key), found, masked=(is_secret and key in _SECRET_TABLES) or _is_secret(inputs, key, value)
         )
-    return found
+    # Before a long one is cut, which could go through a secret.
+    return {path: replace(leaf, shown=_shortened(redact(leaf.shown))) for path, leaf in found.items()}
 
 
 def _walk(value: object, path: str, found: dict[str, _Leaf], *, masked: bool) -> None:
@@ -187,7 +188,10 @@ def _step(path: str, key: str) -> str:
 def _shown(value: object) -> str:
     if isinstance(value, str) and _UNKNOWN.fullmatch(value):
         return "(known after the up)"
-    text = json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _shortened(text: str) -> str:
     if len(text) > _LONGEST_VALUE:
         return f"{text[:_LONGEST_VALUE]}… ({len(text)} characters)"
     return text

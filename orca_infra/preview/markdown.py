@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from orca_infra.preview.escape import code, fence_for, prose
+from orca_infra.preview.escape import code, fence_for, prose, shortened
 from orca_infra.preview.model import Change, Preview
 from orca_infra.preview.words import counts
 from orca_infra.printable import printable
@@ -23,6 +23,7 @@ _SIGNS = {
 }
 #: Room for the sentence that says what was left out.
 _NOTE_ROOM = 300
+_LONGEST_LINE = 4_000
 
 
 def marker(stack: str) -> str:
@@ -94,8 +95,8 @@ def _sections(preview: Preview) -> Iterator[_Section]:
     # Counts first.
     yield _Section(["", "| | |", "|---|---|"], [f"| {name} | {said} |" for name, said in counts(preview)])
     for error in preview.errors:
-        # Line by line: an engine's message may have many.
-        lines = [printable(line) for line in error.splitlines()]
+        # Line by line: an engine's message may have many, and one that is too long would leave out all that follows.
+        lines = [shortened(printable(line), _LONGEST_LINE) for line in error.splitlines()]
         fence = fence_for(lines)
         yield _Section(["", "**Failed**", "", f"{fence}text"], lines, [fence])
     notes = [*preview.notes, *(f"stack {one.stack}: {one.note}" for one in preview.stacks if one.note)]
@@ -140,7 +141,7 @@ def _decisions(preview: Preview) -> Iterator[_Section]:
 
 
 def _folded(stack: str, change: Change) -> _Section:
-    lines = [printable(line) for line in change.diff]
+    lines = [shortened(printable(line), _LONGEST_LINE) for line in change.diff]
     fence = fence_for(lines)
     about = f"{_SIGNS[change.op]} {code(change.type)} {code(change.name)} in {code(stack)}"
     return _Section(["", f"<details><summary>{about}</summary>", "", f"{fence}diff"], lines, [fence, "", "</details>"])

@@ -46,4 +46,5 @@ def _spellings(value: str) -> set[str]:
     encoded = {base64.b64encode(raw + end).decode() for end in (b"", b"\n")}
     urls = {base64.urlsafe_b64encode(raw).decode(), quote(stripped, safe="", errors="replace")}
     # The whole last group of an encoded text depends on what follows it.
-    return {stripped, json.dumps(stripped)[1:-1], repr(stripped)[1:-1], *encoded, *urls}
+    escaped = {json.dumps(stripped, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False)}
+    return {stripped, repr(stripped)[1:-1], *escaped, *encoded, *urls}

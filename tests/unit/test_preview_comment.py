@@ -168,6 +168,14 @@ def test_one_that_fits_is_not_cut() -> None:
     assert "Cut here" not in comment(long_preview(5))
 
 
+def test_a_line_as_long_as_a_comment_leaves_out_nothing_but_its_end() -> None:
+    stack = StackPreview(stack="prod", changes=(replace(CHANGE, diff=("+ " + "k" * 70_000,)),), error="e" * 70_000)
+    said = comment(replace(PREVIEW, stacks=(stack,)))
+    assert balanced(said)
+    assert "Cut here" not in said
+    assert all(text in said for text in ("eee…", "kkk…", "### Changes", "### Decisions"))
+
+
 def test_thousands_of_changes_are_cut_in_the_table() -> None:
     said = comment(long_preview(1, changes=5000))
     assert len(said) <= LIMIT
@@ -248,6 +256,7 @@ def test_text_is_still_readable() -> None:
     assert prose("pool p: 2 runs wait (max_machines)") == "pool p: 2 runs wait (max&#95;machines)"
     assert code("a@b") == "<code>a&#64;b</code>"
     assert prose("@team") == "@\u200bteam"
+    assert prose("fixes #12") == "fixes &#35;\u200b12"  # no reference to that issue
     assert code("") == ""
     assert len(prose("x" * 1000)) == 300
 

@@ -165,6 +165,24 @@ def test_a_known_secret_is_taken_out_in_every_spelling(spelled: str) -> None:
     assert spelled not in change.diff[0]
 
 
+def test_a_secret_in_a_long_value_is_taken_out_before_the_value_is_cut() -> None:
+    """Also where the cut would go through it."""
+    for before in range(270, 310):
+        [line] = diff_of_secret({"script": "x" * before + HIDDEN + "y" * 100})
+        assert "a secret" not in line
+        assert line.endswith("characters)")
+
+
+def test_a_secret_with_an_umlaut_and_a_quote_is_known_where_it_is_escaped() -> None:
+    [change] = read(step("create", None, {"a": 'x p\u00e4ss"word y'}), secrets=('p\u00e4ss"word',)).changes
+    assert change.diff == ('+ a: "x [secret] y"',)
+
+
+def diff_of_secret(new: dict[str, Any]) -> tuple[str, ...]:
+    [change] = read(step("create", None, new), secrets=(HIDDEN,)).changes
+    return change.diff
+
+
 def test_tokens_of_workers_are_taken_out_and_digests_stay() -> None:
     digits = "0123456789abcdef" * 4
     assert Redactor([])(f"{digits} sha256:{digits}") == f"[secret] sha256:{digits}"
