@@ -174,6 +174,8 @@ def resume(pool: PoolName = None) -> None:
     from orca_infra.machines.observe import SQL
 
     surroundings = open_for_command()
+    if pool is not None:
+        _check_known(pool, surroundings)
     with surroundings.database.transaction() as transaction:
         paused = {row["pool"] for row in transaction.dicts(SQL["paused"])}
         if pool is not None and EVERY_POOL in paused:
@@ -191,15 +193,20 @@ def _whom(pool: str | None) -> str:
 
 
 def _check_known(pool: str, surroundings: Surroundings) -> None:
-    """Raises UserError for a pool that neither orca.toml nor the database knows: a slip would pause nothing, unseen."""
+    """Raises UserError for a pool that neither the database nor orca.toml knows: a slip would pause nothing, unseen.
+
+    The file is read only for a pool that no pass has seen: a brake has to work while the file is bad.
+    """
     from orca_infra.config import load_config
     from orca_infra.machines.observe import SQL
 
     with surroundings.database.snapshot() as transaction:
         known = {row["pool"] for row in transaction.dicts(SQL["progress"])}
+    if pool in known:
+        return
     known |= {one.name for one in load_config(surroundings.settings.config_path).pools}
     if pool not in known:
-        raise UserError(f"there is no pool {pool}; there are {', '.join(sorted(known)) or 'none'}")
+        raise UserError(f'there is no pool "{pool}"; there are {", ".join(sorted(known)) or "none"}')
 
 
 def _wake(surroundings: Surroundings) -> None:

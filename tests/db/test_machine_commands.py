@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -136,11 +138,24 @@ def test_a_pool_or_all_of_them_are_paused_and_resumed_and_status_says_so_at_once
     assert _rows(here, "select * from orca.pool_pauses") == []
 
 
-def test_a_pool_that_nobody_knows_is_not_paused(here: Surroundings, run: Run) -> None:
-    with pytest.raises(UserError, match="there is no pool q; there are p"):
-        run("pause", "q")
+def test_a_pool_that_nobody_knows_is_not_paused_or_resumed(here: Surroundings, run: Run) -> None:
+    run("pause", "p")
+    for command, name in itertools.product(("pause", "resume"), ("q", "", "*")):
+        with pytest.raises(UserError, match=re.escape(f'there is no pool "{name}"; there are p')):
+            run(command, name)
+    assert [row["pool"] for row in _rows(here, "select pool from orca.pool_pauses")] == ["p"]
     report(here.database, pool="gone")
     run("pause", "gone")
+    run("resume", "gone")
+
+
+def test_a_pool_that_a_pass_has_seen_is_paused_while_the_file_is_bad(here: Surroundings, run: Run) -> None:
+    report(here.database)
+    here.settings.config_path.write_text("[pools.p")
+    assert run("pause", "p") == "paused: pool p; `orca-infra resume p` ends it\n"
+    assert run("resume", "p") == "resumed: pool p\n"
+    with pytest.raises(UserError, match="is not TOML"):
+        run("pause", "q")
 
 
 def test_status_and_the_table_say_the_same_of_a_pool(here: Surroundings, run: Run) -> None:
