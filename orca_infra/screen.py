@@ -13,7 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orca_infra.machines.model import Action, Plan, Snapshot
+from orca_infra.machines.model import NEXT_TRY, Action, Plan, Snapshot
 from orca_infra.printable import printable
 from orca_infra.quantity import duration_text
 from orca_infra.record.words import of_action
@@ -21,6 +21,7 @@ from orca_infra.record.words import of_action
 _WIDTH_OF_A_FILE = 1000
 _NARROW = 150
 _WAITING_SHOWN = 5
+_NAME_MOST = 80
 _STATE_STYLES = {"making": "cyan", "booting": "cyan", "busy": "green", "idle": "yellow", "removing": "red"}
 
 
@@ -41,6 +42,9 @@ def status_tables(status: Mapping[str, Any]) -> RenderableType:
         parts.append(_machine_table(status["machines"], now))
     runs = ", ".join(f"{count} {state}" for state, count in status["runs"].items())
     parts.append(_text(f"runs: {runs or 'none'}"))
+    for row in status["unknown_pools"]:
+        runs = "1 run waits" if row["runs"] == 1 else f"{row['runs']} runs wait"
+        parts.append(_text(f"  {runs} for pool {row['pool'][:_NAME_MOST]}, and no pass has seen such a pool"))
     waiting = status["waiting"]
     for row in waiting[:_WAITING_SHOWN]:
         start = f" start {row['start']}" if row.get("start") else ""
@@ -177,7 +181,8 @@ def _pool_table(pools: list[dict[str, Any]], machines: list[dict[str, Any]], now
         counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "none"
         message = pool["message"]
         if pool["next_try_at"] and pool["next_try_at"] > now:
-            message += f" in {_seconds(pool['next_try_at'], now)}"
+            due = f"{NEXT_TRY} in {_seconds(pool['next_try_at'], now)}"
+            message = message.replace(NEXT_TRY, due, 1)
         elif pool["observed_at"]:
             message += f" ({ago(pool['observed_at'], now)} ago)"
         attempt = f"{pool['last_attempt']} ({ago(pool['tried_at'], now)} ago)" if pool["tried_at"] else "-"

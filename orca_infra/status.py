@@ -17,11 +17,13 @@ from orca_infra.runtimes.observe import SQL as RUNTIMES
 from orca_infra.surroundings import Surroundings
 
 _ENDED_SHOWN = 10
+_UNKNOWN_SHOWN = 5
 
 
 def read_status(surroundings: Surroundings) -> dict[str, Any]:
     """Pools (demand, message, last attempt, next try, refusals), machines with their state, what ended last, runs, passes.
 
+    Also the pools for which most runs wait of those that no pass has seen.
     With run clusters also what starts and queued runs wait for, the oldest first; of each runtime pool how many Pods are
     warm, assigned or starting, and a problem. Raises Transient.
     """
@@ -37,6 +39,7 @@ def read_status(surroundings: Surroundings) -> dict[str, Any]:
             "passes": last_passes(transaction),
             "attention": transaction.dicts(ATTENTION["all"]),
             "runs": {row["state"]: row["count"] for row in transaction.dicts(SQL["runs_by_state"])},
+            "unknown_pools": transaction.dicts(SQL["runs_of_unknown_pools"], {"limit": _UNKNOWN_SHOWN}),
             "waiting": _waiting(surroundings, transaction),
             "runtimes": transaction.dicts(RUNTIMES["for_people"]),
         }

@@ -159,7 +159,18 @@ def _write_reports(plan: Plan, snapshot: Snapshot, hands: MachineHands) -> None:
     states: dict[str, Counter[str]] = {}
     for row in snapshot.machines:
         states.setdefault(row.pool, Counter())[row.state] += 1
+    declared = {
+        (pool.name, kind.type, location, kind.spot)
+        for pool in hands.pools.values()
+        for kind in pool.types
+        for location in kind.locations
+    }
     with hands.database.transaction() as transaction:
+        for one in snapshot.refusals:
+            # What orca.toml does not name any more is never tried again, so nothing else would end its refusal.
+            if (one.pool, one.type, one.location, one.spot) not in declared:
+                offer = {"pool": one.pool, "type": one.type, "location": one.location, "spot": one.spot}
+                transaction.run(SQL["forget_refusal"], offer)
         for report in plan.reports:
             transaction.run(
                 SQL["report"],
@@ -258,7 +269,7 @@ def _make_one(pool: Pool, candidate: Candidate, snapshot: Snapshot, hands: Machi
         else:
             with hands.database.transaction() as transaction:
                 transaction.run(SQL["confirm_machine"], {"name": name, "uid": uid})
-                transaction.run(SQL["had"], {"pool": pool.name, **asdict(candidate)})
+                transaction.run(SQL["forget_refusal"], {"pool": pool.name, **asdict(candidate)})
             return Made(name=name, uid=uid)
         hands.verify()
         if isinstance(error, StackLocked):

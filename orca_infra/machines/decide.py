@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 
 from orca_infra.machines.model import (
     EVERY_POOL,
+    NEXT_TRY,
     Action,
     Candidate,
     DeleteStray,
@@ -260,7 +261,7 @@ def _grow(pool: Pool, view: _View, spare: int | None, leaving: frozenset[str]) -
     if not message and progress.tried_at is not None:
         next_try_at = progress.tried_at + timedelta(seconds=view.limits.try_seconds)
         if view.snapshot.now < next_try_at:
-            message = "waiting for the next try"
+            message = NEXT_TRY
         else:
             next_try_at = None
     if message:
@@ -458,7 +459,7 @@ def _reports_of_gone_pools(view: _View, by_pool: Mapping[str, Pool]) -> list[Poo
         message = "gone from orca.toml" + (f"; machines still to remove: {left}" if left else "")
         if left and view.is_paused(pool):
             message += ", which wait until `orca-infra resume`"
-        reports.append(PoolReport(pool=pool, demand=0, message=message))
+        reports.append(PoolReport(pool=pool, demand=view.left(pool, aged=True), message=message))
     return reports
 
 

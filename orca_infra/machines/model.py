@@ -16,6 +16,8 @@ from orca_infra.allowed import Allowed
 EVERY_POOL = ""
 #: Stands beside it while all of the family is paused, runs and runtimes too (loop/drain.py); no pool can be called so.
 FAMILY = "*"
+#: How a pool's message says that its next try comes later; when, its report says.
+NEXT_TRY = "waiting for the next try"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ import pytest
 
 from orca_infra.db.connection import Database
 from orca_infra.errors import UserError
+from orca_infra.machines.model import NEXT_TRY
 from orca_infra.machines.observe import SQL
 from orca_infra.settings import read_settings
 from orca_infra.status import read_status
@@ -176,6 +177,28 @@ def test_status_and_the_table_say_the_same_of_a_pool(here: Surroundings, run: Ru
     shown = run("status")
     assert "1 idle, 1 booting" in shown
     assert "1 machine is still booting; skipped: large (arm64): image w is for amd64 only" in shown
+
+
+def test_status_says_when_the_next_try_is_before_what_is_skipped(here: Surroundings, run: Run) -> None:
+    with here.database.transaction() as transaction:
+        due: Any = transaction.value("select now() + interval '50 minutes'")
+    report(here.database, demand=3, message=NEXT_TRY, next_try_at=due, skipped="skipped: large (arm64)")
+    assert re.search(rf"{NEXT_TRY} in \d+ s; skipped: large \(arm64\)", run("status"))
+
+
+def test_runs_of_a_pool_that_no_pass_has_seen_are_said(here: Surroundings, run: Run) -> None:
+    report(here.database)
+    with here.database.transaction() as transaction:
+        transaction.run(
+            "insert into orca.pipelines (name, placement, paused) values ('good', 'worker:p', false),"
+            " ('slip', 'worker:pp', false), ('held', 'worker:ppp', true), ('long', 'worker:' || repeat('x', 10000), false)"
+        )
+        transaction.run("insert into orca.runs (pipeline) values ('good'), ('slip'), ('slip'), ('held'), ('long')")
+    [slip, long] = json.loads(run("status", "--json"))["unknown_pools"]
+    assert (slip, long["runs"]) == ({"pool": "pp", "runs": 2}, 1)
+    said = run("status")
+    assert "2 runs wait for pool pp, and no pass has seen such a pool\n" in said
+    assert f"1 run waits for pool {'x' * 80}, and" in said
 
 
 def _rows(here: Surroundings, query: Any) -> list[dict[str, Any]]:

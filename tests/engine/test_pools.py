@@ -109,6 +109,9 @@ def test_a_location_without_capacity_is_passed_over_for_the_next_in_the_same_pas
     }
     [status] = w.rows("select last_attempt from orca.pool_status")
     assert status["last_attempt"] == "no capacity for small in a; made orca-p-2 (small in b)"
+    w.configure(toml(types='type = "small", spot = true'))
+    w.run_pass()
+    assert w.count("orca.pool_offers") == 0, "what orca.toml does not name any more is forgotten"
 
 
 def test_a_quota_is_told_as_a_quota_tries_no_other_location_and_is_remembered_until_the_offering_is_had(

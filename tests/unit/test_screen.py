@@ -86,8 +86,9 @@ def test_a_status_shows_what_comes_from_outside_as_plain_text(
     terminal: Console, capsys: pytest.CaptureFixture[str]
 ) -> None:
     screen.status_for_people(status(EVIL))
-    # The stack; pools, machines, what ended, each with a heading; runs and what waits; runtimes; a refusal; the last pass.
-    check(terminal, capsys, lines=1 + 2 + 2 + 1 + 6 + 1 + 1 + 2 + 1)
+    # The stack; pools, machines, what ended, each with a heading; runs, what waits for no pool, what waits;
+    # runtimes; a refusal; the last pass.
+    check(terminal, capsys, lines=1 + 2 + 2 + 1 + 1 + 6 + 1 + 1 + 2 + 1)
 
 
 def status(text: str) -> dict[str, Any]:
@@ -132,6 +133,7 @@ def status(text: str) -> dict[str, Any]:
         "passes": [{"id": "machines-1", "at": NOW, "decided": text}],
         "attention": [],
         "runs": {text: 1},
+        "unknown_pools": [{"pool": text, "runs": 2}],
         "waiting": [{"run": 1, "start": 2, "pipeline": text, "waiting": text}, *[waits] * 6],
         "runtimes": [{"pool": text, "warm": 1, "assigned": 0, "starting": 2, "problem": text}],
     }

@@ -174,7 +174,7 @@ on conflict (pool, location, type, spot) do update set message = excluded.messag
     since = case when o.class = excluded.class then o.since else now() end,
     times = case when o.class = excluded.class then o.times + 1 else 1 end, class = excluded.class
 
--- name: had
+-- name: forget_refusal
 delete from orca.pool_offers
 where pool = %(pool)s and location = %(location)s and type = %(type)s and spot = %(spot)s
 
@@ -193,6 +193,14 @@ where ended_at is not null order by ended_at desc limit %(limit)s
 
 -- name: runs_by_state
 select state, count(*)::int as count from orca.runs group by state order by state
+
+-- name: runs_of_unknown_pools
+-- What waits for pools that no pass has seen: a slip in a placement, most likely.
+select substr(p.placement, 8) as pool, count(*)::int as runs
+from orca.runs r join orca.pipelines p on p.name = r.pipeline
+where r.state = 'queued' and p.placement like 'worker:%%' and not p.paused
+    and not exists (select from orca.pool_status s where s.pool = substr(p.placement, 8))
+group by 1 order by 2 desc, 1 limit %(limit)s
 
 -- name: remember_account
 insert into orca.cloud_identity (provider, account) values (%(provider)s, %(account)s) on conflict do nothing
