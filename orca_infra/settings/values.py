@@ -13,7 +13,8 @@ from orca_infra.quantity import cpu_millis, duration_text, memory_bytes, seconds
 
 _FAMILY = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _COUNT = re.compile(r"[0-9]{1,6}")
-_URL = re.compile(r"[a-z][a-z0-9+.-]*://.*", re.ASCII | re.DOTALL)
+#: What the engine keeps its state at; it takes any other scheme for its vendor's service, and asks for an account there.
+_STATE_URL = re.compile(r"(postgres|file|s3|gs|azblob|https?)://.*", re.ASCII | re.DOTALL)
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _OURS = frozenset({"ORCA_DB", "DISTA_HEAD", "DISTA_PORT"})
@@ -179,7 +180,7 @@ def read_conninfo(text: str) -> str:
 
 
 def read_url(text: str) -> str:
-    if not _URL.fullmatch(text):
+    if not _STATE_URL.fullmatch(text):
         raise ValueError("must be a URL such as postgres://…, file://…, s3://… or gs://…")
     return text
 

@@ -334,6 +334,8 @@ def test_a_wrong_value_is_refused_with_the_name_and_what_is_right(name: str, val
         ("ORCA_TOKEN_KEY", "hush", "ORCA_TOKEN_KEY must have at least 16 bytes"),
         ("ORCA_DB", "  ", "ORCA_DB must be a connection URL"),
         ("PULUMI_BACKEND_URL", "hush", "PULUMI_BACKEND_URL must be a URL such as"),
+        ("PULUMI_BACKEND_URL", "postgresql://u:hush@h/x", "PULUMI_BACKEND_URL must be a URL such as postgres://"),
+        ("PULUMI_BACKEND_URL", "ftp://hush", "PULUMI_BACKEND_URL must be a URL such as"),
     ],
 )
 def test_a_wrong_secret_is_refused_without_its_value(name: str, value: str, message: str) -> None:
