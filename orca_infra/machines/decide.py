@@ -298,13 +298,14 @@ def _why_not(pool: Pool, view: _View, booting: int, spare: int | None) -> str:
     if booting >= min(pool.max_booting, demand):
         return f"{booting} machine{'s are' if booting > 1 else ' is'} still booting"
     most = _most(pool, view.limits)
-    if len(view.rows.get(pool.name, ())) >= most:
+    have = len(view.rows.get(pool.name, ()))
+    if have >= most:
         said = "max_machines" if most == pool.max_machines else "machine-counts of the policies"
-        return f"the pool has all of its {most} machines ({said})"
-    if spare is not None and spare <= 0:
-        total = _total(view.limits)
+        return f"the pool has {have} of {most} machines ({said})"
+    total = _total(view.limits)
+    if total is not None and spare is not None and spare <= 0:
         said = "max_machines_total" if total == view.limits.max_machines_total else "machine-counts of the policies"
-        return f"all pools together have {total} machines ({said})"
+        return f"all pools together have {total - spare} of {total} machines ({said})"
     return ""
 
 

@@ -123,7 +123,7 @@ def test_another_reason_for_doing_nothing_is_kept_once(database: Database) -> No
     assert [(one["decided"], one["why"], one["acts"]) for one in row["decisions"]] == [
         (
             "make nothing for p, where 1 run waits for a machine",
-            "the pool has all of its 0 machines (max_machines)",
+            "the pool has 0 of 0 machines (max_machines)",
             False,
         )
     ]

@@ -180,9 +180,9 @@ def test_no_more_machines_than_allowed() -> None:
     assert make.count == 2
     full = plan(existing=3, machines_per_pool=3)
     assert made(full) == []
-    assert full.reports[0].message == "the pool has all of its 3 machines (machine-counts of the policies)"
+    assert full.reports[0].message == "the pool has 3 of 3 machines (machine-counts of the policies)"
     together = plan(existing=3, total=9, machines=3)
-    assert together.reports[0].message == "all pools together have 3 machines (machine-counts of the policies)"
+    assert together.reports[0].message == "all pools together have 3 of 3 machines (machine-counts of the policies)"
 
 
 def test_what_exists_already_stays() -> None:
