@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from orca_infra.config.lines import KeyPath
 from orca_infra.config.report import nearest, quoted
@@ -28,6 +28,11 @@ _MOST_WARM = 10_000
 _LONGEST_CULL_SECONDS = 100 * 365 * 86400
 # k8s.io/apimachinery, util/validation: IsDNS1123Subdomain
 _OBJECT_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*")
+# IsQualifiedName and IsValidLabelValue there, which nodes' labels and taints keep to
+_LABEL_KEY = re.compile(
+    rf"(?:(?=[^/]{{1,253}}/){_OBJECT_NAME.pattern}/)?[A-Za-z0-9](?:[A-Za-z0-9_.-]{{0,61}}[A-Za-z0-9])?"
+)
+_LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
 # https://cloud.google.com/resource-manager/docs/creating-managing-projects, with the old form of domains
 _PROJECT = re.compile(r"(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
 
@@ -85,6 +90,26 @@ def object_name(value: str) -> str:
     return value
 
 
+def _label_key(value: str) -> str:
+    if not _LABEL_KEY.fullmatch(value):
+        raise ValueError(
+            f"{quoted(value)} is no key of a label: at most 63 letters, digits, '-', '_' and '.', perhaps after a domain/"
+        )
+    return value
+
+
+def _label_keys(value: dict[str, str]) -> dict[str, str]:
+    for key in value:
+        _label_key(key)
+    return value
+
+
+def _label_value(value: str) -> str:
+    if not _LABEL_VALUE.fullmatch(value) and "\0" not in value:  # of which every text is told apart (text_problems)
+        raise ValueError(f"{quoted(value)} is no value of a label: at most 63 letters, digits, '-', '_' and '.'")
+    return value
+
+
 def _quantity(value: object) -> object:
     """A fraction as text, as the definitions take it."""
     amount_of(value)
@@ -113,6 +138,9 @@ _Count = Annotated[int, Field(ge=0, le=_MOST_MACHINES)]
 
 
 _ObjectName = Annotated[str, AfterValidator(object_name)]
+_LabelKey = Annotated[str, AfterValidator(_label_key)]
+_LabelValue = Annotated[str, AfterValidator(_label_value)]
+_Labels = Annotated[dict[str, _LabelValue], AfterValidator(_label_keys)]
 _Quantities = dict[str, Annotated[str | int | float, BeforeValidator(_quantity)]]
 
 
@@ -213,11 +241,22 @@ class _Gcp(Table):
 
 
 class _Toleration(Table):
-    key: _Text | None = None
+    key: _LabelKey | None = None
     operator: Literal["Exists", "Equal"] = "Equal"
-    value: str | None = None
+    value: _LabelValue | None = None
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
     toleration_seconds: Annotated[int, Field(ge=0)] | None = None
+
+    @model_validator(mode="after")
+    def _is_one_of_a_pod(self) -> Self:
+        """What the API server would say of every Pod: ValidateTolerations of k8s.io/kubernetes, pkg/apis/core/validation."""
+        if self.key is None and self.operator != "Exists":
+            raise ValueError('needs a key, or operator = "Exists" for every taint')
+        if self.operator == "Exists" and self.value:
+            raise ValueError('takes no value with operator = "Exists"')
+        if self.toleration_seconds is not None and self.effect != "NoExecute":
+            raise ValueError('toleration_seconds needs effect = "NoExecute"')
+        return self
 
     def freeze(self) -> dict[str, object]:
         said = {
@@ -231,10 +270,10 @@ class _Toleration(Table):
 
 
 class _Pipeline(Table):
-    image_pull_secrets: list[_Text] = []
-    node_selector: dict[str, str] = {}
+    image_pull_secrets: list[_ObjectName] = []
+    node_selector: _Labels = {}
     tolerations: list[_Toleration] = []
-    priority_class: _Text | None = None
+    priority_class: _ObjectName | None = None
     non_root: bool | None = None
 
     def freeze(self) -> PodPlacement:
@@ -250,6 +289,13 @@ class _Pipeline(Table):
 class _Resources(Table):
     requests: _Quantities = {}
     limits: _Quantities = {}
+
+    @model_validator(mode="after")
+    def _has_room(self) -> Self:
+        for what, asked in self.requests.items():
+            if what in self.limits and amount_of(asked) > amount_of(self.limits[what]):
+                raise ValueError(f"requests more {what} ({asked}) than its limit ({self.limits[what]})")
+        return self
 
     def freeze(self) -> dict[str, object]:
         return {name: value for name, value in (("requests", self.requests), ("limits", self.limits)) if value}
@@ -304,7 +350,7 @@ class _RuntimePool(Table):
     resources: _Resources | None = None
     cull: _Cull | None = None
     affinity: Annotated[dict[str, Any], AfterValidator(_plain)] = {}
-    node_selector: dict[str, str] = {}
+    node_selector: _Labels = {}
     tolerations: list[_Toleration] = []
 
     def freeze(self) -> dict[str, object]:

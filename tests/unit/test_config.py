@@ -524,6 +524,22 @@ def test_a_pipeline_says_where_its_pods_go() -> None:
             'tolerations = [{ effect = "Never" }]',
             "[[pipelines.p.tolerations]] #1 effect: must be 'NoSchedule', 'PreferNoSchedule' or 'NoExecute'",
         ),
+        ("tolerations = [{}]", '[[pipelines.p.tolerations]] #1: needs a key, or operator = "Exists"'),
+        (
+            'tolerations = [{ key = "a", operator = "Exists", value = "b" }]',
+            '[[pipelines.p.tolerations]] #1: takes no value with operator = "Exists"',
+        ),
+        (
+            'tolerations = [{ key = "a", toleration_seconds = 5 }]',
+            '[[pipelines.p.tolerations]] #1: toleration_seconds needs effect = "NoExecute"',
+        ),
+        ('tolerations = [{ key = "a b" }]', '[[pipelines.p.tolerations]] #1 key: "a b" is no key of a label'),
+        ('tolerations = [{ key = "a", value = "x y" }]', '#1 value: "x y" is no value of a label'),
+        ('node_selector = { "a b" = "c" }', '[pipelines.p.node_selector]: "a b" is no key of a label'),
+        ('node_selector = { "b.c/" = "c" }', '"b.c/" is no key of a label'),
+        ('node_selector = { "b.c/d" = "-" }', '[pipelines.p.node_selector] "b.c/d": "-" is no value of a label'),
+        ('image_pull_secrets = ["A b"]', "[pipelines.p] image_pull_secrets #1: must be a name of Kubernetes"),
+        ('priority_class = "High"', "[pipelines.p] priority_class: must be a name of Kubernetes"),
     ],
 )
 def test_a_pipelines_table_that_is_wrong_is_said_where(line: str, said: str) -> None:

@@ -54,7 +54,7 @@ size = 0
 cull.seconds = "1h"
 resources.requests = { cpu = 0.5 }
 node_selector = { disk = "fast" }
-tolerations = [{ key = "gpu", operator = "Exists", toleration_seconds = 5 }]
+tolerations = [{ key = "gpu", operator = "Exists", effect = "NoExecute", toleration_seconds = 5 }]
 """
 
 
@@ -93,7 +93,7 @@ def test_tables_become_the_objects_that_kubectl_would_apply() -> None:
         "cull": {"seconds": 3600.0},
         "resources": {"requests": {"cpu": "0.5"}},  # no number: the definitions take whole ones alone
         "nodeSelector": {"disk": "fast"},
-        "tolerations": [{"key": "gpu", "operator": "Exists", "tolerationSeconds": 5}],
+        "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}],
     }
     json.dumps([dict(item) for item in objects])  # a date of TOML would not be JSON
 
@@ -122,6 +122,10 @@ def test_a_file_without_them_declares_none() -> None:
         (
             '[runtime_pools.p]\nenvironment = "e"\nsize = 1\nresources.requests.cpu = "5x"',
             "orca.toml:4: [runtime_pools.p.resources.requests] cpu: must be a quantity such as 500m, 2 or 1.5Gi",
+        ),
+        (
+            '[runtime_pools.p]\nenvironment = "e"\nsize = 1\nresources = {requests = {cpu = 2}, limits = {cpu = "1500m"}}',
+            "orca.toml:4: [runtime_pools.p.resources]: requests more cpu (2) than its limit (1500m)",
         ),
         (
             '[runtime_pools.p]\nenvironment = "e"\nsize = 1\naffinity.x = 1979-05-27',
