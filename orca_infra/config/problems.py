@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 from orca_infra.config.lines import KeyPath
 from orca_infra.config.report import Problem, nearest, quoted
 from orca_infra.config.shape import EXAMPLES, HOMES, object_name, table_of, text_of_a_name
+from orca_infra.machines.model import FAMILY
 from orca_infra.machines.providers.gcp_config import ZONE
 from orca_infra.names import derived_stack, machine_name
 
@@ -117,7 +118,7 @@ def name_problems(names: list[str]) -> Iterator[Problem]:
     holders: dict[tuple[str, str], str] = {}
     for name in names:
         try:
-            text_of_a_name(name)
+            _pool_name(name)
         except ValueError as error:
             yield Problem(path=("pools", name), says=f"a pool's name {error}; rename the pool")
             continue
@@ -126,6 +127,12 @@ def name_problems(names: list[str]) -> Iterator[Problem]:
         if clash:
             says = f"its {clash[0]} would have the name of pool {quoted(clash[1])}'s; rename one of the two pools"
             yield Problem(path=("pools", name), says=says)
+
+
+def _pool_name(name: str) -> None:
+    text_of_a_name(name)
+    if name == FAMILY:
+        raise ValueError(f"must not be {FAMILY}, under which the pause of the whole stack is kept")
 
 
 def object_name_problems(document: Mapping[str, object]) -> Iterator[Problem]:

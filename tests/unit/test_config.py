@@ -260,6 +260,7 @@ def test_a_wrong_table_is_named(text: str, messages: list[str]) -> None:
         ('"  "', '"  "', "must not be empty"),
         ('"a\\nb"', '"a\\nb"', "must not hold control characters or other invisible ones"),
         ('"a\\u007f"', '"a\\u007f"', "must not hold control characters or other invisible ones"),
+        ('"*"', '"*"', "must not be *, under which the pause of the whole stack is kept"),
         ("x" * 201, f'"{"x" * 60}…"', "must have at most 200 characters, not 201"),
     ],
 )
