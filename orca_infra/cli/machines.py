@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -159,7 +160,7 @@ def pause(pool: PoolName = None) -> None:
     with surroundings.database.transaction() as transaction:
         transaction.run(SQL["pause"], {"pool": EVERY_POOL if pool is None else pool})
     _wake(surroundings)
-    print(f"paused: {_whom(pool)}; `orca-infra resume{f' {pool}' if pool else ''}` ends it")
+    print(f"paused: {_whom(pool)}; `orca-infra resume{f' {shlex.quote(pool)}' if pool else ''}` ends it")
     surroundings.close()
 
 

@@ -145,9 +145,9 @@ def test_a_pool_that_nobody_knows_is_not_paused_or_resumed(here: Surroundings, r
         with pytest.raises(UserError, match=re.escape(f'there is no pool "{name}"; there are p')):
             run(command, name)
     assert [row["pool"] for row in _rows(here, "select pool from orca.pool_pauses")] == ["p"]
-    report(here.database, pool="gone")
-    run("pause", "gone")
-    run("resume", "gone")
+    report(here.database, pool="gone on")
+    assert "`orca-infra resume 'gone on'` ends it" in run("pause", "gone on")
+    run("resume", "gone on")
 
 
 def test_a_pool_that_a_pass_has_seen_is_paused_while_the_file_is_bad(here: Surroundings, run: Run) -> None:
