@@ -193,6 +193,8 @@ def plan(as_json: Json = False) -> None:
     config = LiveConfig(surroundings.settings.config_path).config
     demand = take(surroundings, config)
     machines = decide(demand.machines, config.pools, surroundings.settings.limits(config))
+    if surroundings.settings.drift_is_reported:
+        machines = machines.without_relabels()
     others = list(decide_on_cluster(demand, surroundings.settings.allowed))
     if as_json:
         print_json({**plan_for_programs(machines), "others": [asdict(one) for one in others]})

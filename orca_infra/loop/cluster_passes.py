@@ -314,4 +314,5 @@ def runtime_limits(settings: Settings) -> RuntimeLimits:
         node_lost_seconds=settings.runtimes_node_lost_seconds,
         births_max=settings.runtimes_births_max,
         allowed=settings.allowed,
+        puts_labels_back=not settings.drift_is_reported,
     )

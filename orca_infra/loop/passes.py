@@ -157,7 +157,7 @@ class MachinePasses:
     def _without_relabels(self, plan: Plan) -> Plan:
         relabels = [action for action in plan.actions if isinstance(action, Relabel)]
         say_labels_lost(self._surroundings.database, self.scope, [action.machine.name for action in relabels])
-        return replace(plan, actions=tuple(action for action in plan.actions if not isinstance(action, Relabel)))
+        return plan.without_relabels()
 
     def _say_what_is_held(self, plan: Plan, rows_lost: str) -> None:
         names = sorted([*(stray.name for stray in plan.strays_held), *plan.owned_held])

@@ -6,7 +6,7 @@ Times are aware datetimes from the database's clock; durations are seconds.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 
@@ -66,7 +66,12 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What restrains every pool; seconds, from the settings (see settings.py for meaning and defaults)."""
+    """What restrains every pool; seconds, from the settings (see settings.py for meaning and defaults).
+
+    Attributes:
+        puts_labels_back: whether what a plan says of labels is done, or only said (ORCA_DRIFT).
+
+    """
 
     try_seconds: float
     boot_seconds: float
@@ -76,6 +81,7 @@ class Limits:
     lost_max: int
     max_machines_total: int | None = None
     allowed: Allowed = field(default_factory=Allowed)
+    puts_labels_back: bool = True
 
 
 class MachineState(StrEnum):
@@ -381,3 +387,7 @@ class Plan:
     next_due_at: datetime | None = None
     strays_held: tuple[SeenMachine, ...] = ()
     owned_held: tuple[str, ...] = ()
+
+    def without_relabels(self) -> Plan:
+        """What is left of it where labels are not put back (ORCA_DRIFT=report)."""
+        return replace(self, actions=tuple(action for action in self.actions if not isinstance(action, Relabel)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orca_infra.machines import model as machines
 from orca_infra.record.decided import Decided, MachinesDecided, RunsDecided, RuntimesDecided
@@ -44,9 +44,9 @@ def decisions_of(decided: Decided) -> tuple[Decision, ...]:
         case MachinesDecided():
             return tuple(_of_machines(decided))
         case RunsDecided():
-            return tuple(_of_runs(decided.plan, decided.snapshot))
+            return tuple(_of_runs(decided))
         case RuntimesDecided():
-            return tuple(_of_runtimes(decided.plan, decided.snapshot))
+            return tuple(_of_runtimes(decided))
 
 
 def of_action(action: machines.Action) -> Decision:
@@ -84,7 +84,8 @@ def _of_machines(decided: MachinesDecided) -> Iterator[Decision]:
     plan = decided.plan
     made_for = {action.pool for action in plan.actions if isinstance(action, machines.Make)}
     for action in plan.actions:
-        yield of_action(action)
+        is_done = decided.limits.puts_labels_back or not isinstance(action, machines.Relabel)
+        yield of_action(action) if is_done else _only_said(of_action(action))
     for report in plan.reports:
         if report.pool not in made_for:
             said = [report.message, *([report.skipped] if report.skipped else [])]
@@ -102,11 +103,18 @@ def _of_machines(decided: MachinesDecided) -> Iterator[Decision]:
         yield Decision(about=(), decided=f"judge no machine of provider {provider}", why=why, acts=False)
 
 
+def _only_said(decision: Decision) -> Decision:
+    """What would be done, and is not with ORCA_DRIFT=report."""
+    why = f"{decision.why} (ORCA_DRIFT=report)"
+    return replace(decision, decided=f"do not {decision.decided}", why=why, acts=False)
+
+
 def _runs(count: int) -> str:
     return "1 run waits" if count == 1 else f"{count or 'no'} run{'s wait' if count else ' waits'}"
 
 
-def _of_runs(plan: runs.RunPlan, snapshot: runs.RunSnapshot) -> Iterator[Decision]:
+def _of_runs(judged: RunsDecided) -> Iterator[Decision]:
+    plan, snapshot = judged.plan, judged.snapshot
     for run in plan.admit:
         workers = f" with {run.workers} workers" if run.workers else ""
         waited = (snapshot.now - run.queued_at).total_seconds()
@@ -144,8 +152,10 @@ def _of_runs(plan: runs.RunPlan, snapshot: runs.RunSnapshot) -> Iterator[Decisio
         decided = f"note what start {start} of run {number} waits for"
         yield Decision(about=(str(number),), decided=decided, why=waiting or "it waits no more", notes=True)
     for item in plan.unlabelled:
-        why = "somebody took them off"
-        yield Decision(about=(item.name,), decided=f"put the labels of {item.kind} {item.name} back", why=why)
+        back = Decision(
+            about=(item.name,), decided=f"put the labels of {item.kind} {item.name} back", why="somebody took them off"
+        )
+        yield back if judged.limits.puts_labels_back else _only_said(back)
     yield from _of_strays(plan.strays, plan.strays_held)
     grouped: dict[str, list[str]] = {}
     for waits, why in plan.waiting.items():
@@ -171,7 +181,8 @@ def _of_strays(
         yield Decision(about=names, decided=f"leave {len(names)} strays", why=why, acts=False)
 
 
-def _of_runtimes(plan: runtimes.RuntimePlan, snapshot: runtimes.RuntimeSnapshot) -> Iterator[Decision]:
+def _of_runtimes(judged: RuntimesDecided) -> Iterator[Decision]:
+    plan, snapshot = judged.plan, judged.snapshot
     rows = {row.name: row for row in snapshot.rows}
     for birth in plan.births:
         waiting = sum(row.waiting and row.pool == birth.pool.name for row in snapshot.rows)
@@ -197,7 +208,8 @@ def _of_runtimes(plan: runtimes.RuntimePlan, snapshot: runtimes.RuntimeSnapshot)
         why = "it was made before its Pod was there"
         yield Decision(about=(adoption.pod.name,), decided=f"give Secret {adoption.secret.name} to its Pod", why=why)
     for pod in plan.relabels:
-        yield Decision(about=(pod.name,), decided=f"put the labels of {pod.name} back", why="somebody took them off")
+        back = Decision(about=(pod.name,), decided=f"put the labels of {pod.name} back", why="somebody took them off")
+        yield back if judged.limits.puts_labels_back else _only_said(back)
     for name in plan.finishes:
         yield Decision(
             about=(name, *_pool_of(name, rows)),

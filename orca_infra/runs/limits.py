@@ -21,6 +21,7 @@ def run_limits(settings: Settings) -> RunLimits:
         budget_millis=None if settings.vcpu_budget is None else cpu_millis(settings.vcpu_budget),
         ttl_seconds=settings.run_ttl_seconds,
         allowed=settings.allowed,
+        puts_labels_back=not settings.drift_is_reported,
     )
 
 

@@ -84,6 +84,7 @@ class RunLimits:
         ttl_seconds: for how long a finished Job is kept.
         admit_max: runs admitted in one pass at the most, and admit_objects_max their objects (one run at least).
         workers_max: a run with more of them gets no cluster.
+        puts_labels_back: whether what a plan says of labels is done, or only said (ORCA_DRIFT).
 
     """
 
@@ -97,6 +98,7 @@ class RunLimits:
     admit_objects_max: int = 2000
     workers_max: int = 1000
     allowed: Allowed = field(default_factory=Allowed)
+    puts_labels_back: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,6 +128,7 @@ class RuntimeLimits:
         abandoned_seconds: a launch that has not come to its end in this time never will.
         node_lost_seconds: a waiting Pod whose node has not been Ready for so long is given up.
         births_max: Pods born in one pass at the most, and of one pool on their way to Ready.
+        puts_labels_back: whether what a plan says of labels is done, or only said (ORCA_DRIFT).
 
     """
 
@@ -141,6 +142,7 @@ class RuntimeLimits:
     node_lost_seconds: float = 60.0
     births_max: int = 500
     allowed: Allowed = field(default_factory=Allowed)
+    puts_labels_back: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

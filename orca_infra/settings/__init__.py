@@ -116,6 +116,7 @@ class Settings:
             lost_max=self.lost_max,
             max_machines_total=config.max_machines_total,
             allowed=self.allowed,
+            puts_labels_back=not self.drift_is_reported,
         )
 
 

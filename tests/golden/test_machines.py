@@ -262,6 +262,10 @@ def test_read_back_from_its_record_the_case_is_decided_the_same_and_told_in_word
     told = {name for one in words for name in one.about}
     assert {report.pool for report in decided.plan.reports} <= told
     assert all(one.why for one in words)
+    # With ORCA_DRIFT=report no record says that labels are put back.
+    only_said = decisions_of(replace(decided, limits=replace(limits, puts_labels_back=False)))
+    assert sum(one.acts for one in only_said) == len(decided.plan.without_relabels().actions)
+    assert all("labels of" not in one.decided or one.decided.startswith("do not put back") for one in only_said)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -257,6 +257,11 @@ def check_words(decided: RunsDecided | RuntimesDecided) -> None:
     for one in decisions_of(decided):
         assert one.decided
         assert one.about
+    with_report = replace(decided, limits=replace(decided.limits, puts_labels_back=False))  # type: ignore[arg-type]
+    of_labels = [one for one in decisions_of(with_report) if "labels of" in one.decided]
+    assert all(one.decided.startswith("do not put") and not one.acts for one in of_labels)
+    unlabelled = plan.unlabelled if isinstance(plan, runs.RunPlan) else plan.relabels
+    assert len(of_labels) == len(unlabelled)
 
 
 def test_what_an_environment_sets_is_left_out_and_its_name_stays() -> None:
