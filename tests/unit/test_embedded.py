@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -23,6 +24,7 @@ def test_the_librarys_lock_is_this_users_own_and_temporary_files_are_where_they_
 def test_a_folder_of_another_user_in_its_place_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
+    monkeypatch.delitem(sys.modules, "grpc", raising=False)  # another test's; with it, a fresh process is who starts it
     with pytest.raises(SetupError, match="orca-infra-4000000 belongs to another user"):
         embedded.start(tmp_path / "home" / "postgres")
 

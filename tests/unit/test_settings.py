@@ -374,6 +374,7 @@ def test_limits_join_the_settings_and_the_file() -> None:
         lost_max=0,
         max_machines_total=9,
         allowed=Allowed(types=("e2-*",), machines=20),
+        puts_labels_back=False,
     )
 
 
