@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import shlex
 import sys
@@ -51,6 +52,7 @@ app = typer.Typer(
 
 def main() -> None:
     """The console script. A user's mistake is one sentence, never a traceback."""
+    _prepare_outputs()
     try:
         try:
             app()
@@ -69,6 +71,14 @@ def main() -> None:
         if error.errno == errno.ENOSPC:
             say("orca-infra: no space is left on the device where the output goes")
         sys.exit(EXIT_FAILED)
+
+
+def _prepare_outputs() -> None:
+    """An output that was closed takes nothing; one in an encoding of its own shows as `?` what that cannot say."""
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (it stays open)
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # as standard error does by itself, in its way
 
 
 def _fail(message: str, code: int) -> None:

@@ -77,6 +77,8 @@ def gather(asked: Asked, settings: Settings, say: Callable[[str], None]) -> Prev
 
     Raises UserError for what the caller has to mend; what goes wrong with a stack, or with the decisions, is in the preview.
     """
+    if not asked.demand:
+        raise UserError("--demand is empty: say live, none, or the file of `orca-infra snapshot`")
     redact = redactor(settings, os.environ)
     config = load_config(settings.config_path)
     before = load_config(asked.before) if asked.before else None

@@ -483,6 +483,18 @@ def test_output_that_cannot_be_written_is_a_sentence() -> None:
     )
 
 
+def test_an_output_that_is_closed_or_in_an_old_encoding_is_no_traceback(tmp_path: Path) -> None:
+    pool = {"provider": '"local"', "image": '"r.example/w:1"', "locations": '["east"]', "max_machines": "1"}
+    pool |= {"idle_seconds": "1", "types": '[{type = "small", price_per_hour = 1}]'}
+    (tmp_path / "orca.toml").write_text("[pools.p]\n" + "".join(f"{key} = {value}\n" for key, value in pool.items()))
+    preview = [sys.executable, "-m", "orca_infra.cli", "preview", "--demand=none", "--no-stacks", "--before=orca.toml"]
+    environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "PYTHONIOENCODING": "ascii"}
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", *preview]
+    for command, said in ((preview, b"stack dev\n  Machines an hour, at most: 1.00 ? 1.00\n"), (closed, b"")):
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False, timeout=240)
+        assert (done.returncode, done.stdout, done.stderr) == (0, said, b"")
+
+
 def test_a_loop_loads_beforehand_all_that_its_first_engine_operation_needs() -> None:
     code = (
         "import sys; from orca_infra.stack.program import load, serve; load(); before = set(sys.modules)\n"

@@ -324,6 +324,7 @@ def test_a_wrong_call_or_configuration_is_an_error_and_not_changes(call: Call, f
     cases: list[tuple[tuple[str, ...], dict[str, str], str]] = [
         (("--demnad", "x"), {}, "No such option"),
         ((*good, "--format", "xml"), {}, "xml"),
+        (("--demand", ""), {}, "--demand is empty: say live, none, or the file of `orca-infra snapshot`"),
         (("--demand", "none.json"), {}, "none.json: cannot be read (No such file or directory)"),
         (good, {"ORCA_STACK": "dev"}, "demand.json is of stack 'prod', and ORCA_STACK is 'dev'"),
         (good, {"ORCA_CONFIG": "none.toml"}, "none.toml: no such file"),
