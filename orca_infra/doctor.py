@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -111,8 +112,15 @@ def _database(settings: Settings) -> Finding:
     from orca_infra.db.migrate import check_schema
 
     if settings.db is None:
+        found = f"the embedded Postgres in {settings.home / 'postgres'} (ORCA_DB is not set)"
+        there = next(
+            folder for folder in (settings.home, *settings.home.absolute().parents) if os.access(folder, os.F_OK)
+        )
+        is_writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
         return Finding(
-            what="database", found=f"the embedded Postgres in {settings.home / 'postgres'} (ORCA_DB is not set)"
+            what="database",
+            found=found if is_writable else f"{found}: {there} cannot be written",
+            remedy="" if is_writable else "set ORCA_HOME to a folder that can be written",
         )
     try:
         check_reachable(settings.db)

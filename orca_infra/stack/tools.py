@@ -51,4 +51,6 @@ def remedy(name: str) -> str:
     """The one command that gets a missing program."""
     if (_CHECKOUT / "tools" / "build.py").exists():
         return f"`python3 tools/build.py {name}` in the checkout builds it (Go 1.26), or put the vendor's on PATH"
-    return "install Pulumi from its vendor and put it on PATH"
+    if name.startswith("pulumi"):
+        return "install Pulumi from its vendor and put it on PATH"
+    return "put it on PATH, or work in a checkout of orca-infra, where `make tools` builds it"

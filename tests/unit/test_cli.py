@@ -21,6 +21,7 @@ from orca_infra.cli.command import print_json
 from orca_infra.errors import NoCapacity, SetupError, Transient
 from orca_infra.quantity import duration_text
 from orca_infra.screen import rows_for_people
+from orca_infra.stack import tools
 
 ROOT = Path(__file__).parents[2]
 GOOD = """
@@ -389,6 +390,20 @@ def test_doctor_for_programs(run: Run) -> None:
     found = json.loads(run("doctor", "--json", ORCA_CONFIG="missing.toml").out)
     assert {"orca-infra", "pulumi"} <= {one["what"] for one in found}
     assert any("missing.toml" in one["found"] for one in found)
+
+
+def test_doctor_says_that_the_embedded_database_cannot_be_made(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    found = json.loads(run("doctor", "--json", ORCA_HOME=str(tmp_path / "file" / "home")).out)
+    [database] = [one for one in found if one["what"] == "database"]
+    assert database["found"].endswith(f"{tmp_path / 'file'} cannot be written")
+    assert database["remedy"] == "set ORCA_HOME to a folder that can be written"
+
+
+def test_what_is_not_pulumis_is_not_had_from_its_vendor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "_CHECKOUT", tmp_path)  # as where the wheel is installed
+    assert "its vendor" in tools.remedy("pulumi-language-python")
+    assert "`make tools` builds it" in tools.remedy("etcd")
 
 
 def test_doctor_looks_for_the_provider_of_each_cloud_that_is_used(run: Run, tmp_path: Path) -> None:
