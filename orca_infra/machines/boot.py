@@ -20,6 +20,7 @@ from orca_infra.machines.providers.port import TOKEN_PLACEHOLDER
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SECRET = re.compile(r"projects/[a-z0-9:.-]+/secrets/[A-Za-z0-9_-]+(?:/versions/(?:latest|[0-9]+))?")
+_NOT_PLAIN = re.compile(r"[^\n -~]")
 #: Registries that take the machine's own service account.
 _GOOGLE_REGISTRY = re.compile(r"(?:[a-z0-9-]+\.)?(?:gcr\.io|pkg\.dev)")
 
@@ -147,7 +148,7 @@ class Boot:
 
 
 def cloud_config(boot: Boot) -> str:
-    """The `user-data` for cloud-init. YAML takes JSON, so that nothing in it needs care with YAML's quoting.
+    """The `user-data` for cloud-init. YAML takes JSON, so that little in it needs care with YAML's quoting.
 
     Raises Refused when a value cannot stand in an environment file.
     """
@@ -161,7 +162,9 @@ def cloud_config(boot: Boot) -> str:
             ["systemctl", "start", "--no-block", "orca-worker.service"],
         ],
     }
-    return f"#cloud-config\n{json.dumps(config, indent=1)}\n"
+    # JSON escapes a character beyond U+FFFF as two halves, which YAML takes for two characters that nothing can write.
+    text = _NOT_PLAIN.sub(lambda found: f"\\U{ord(found[0]):08x}", json.dumps(config, indent=1, ensure_ascii=False))
+    return f"#cloud-config\n{text}\n"
 
 
 def startup_script(boot: Boot) -> str:

@@ -201,3 +201,10 @@ def test_the_cloud_config_writes_the_same_script_for_root_alone_and_starts_it() 
     assert text.count(TOKEN_PLACEHOLDER) == 1
     yaml = pytest.importorskip("yaml")
     assert yaml.safe_load(text) == config
+
+
+@pytest.mark.parametrize("character", ["\U0001f600", "\x7f", "\x85", "\u2028", "\u00e9", "\x01"])
+def test_the_cloud_config_is_yaml_whatever_the_environment_says(character: str) -> None:
+    yaml = pytest.importorskip("yaml")
+    read = yaml.safe_load(cloud_config(boot(environment={"GREETING": f"a{character}b"})))
+    assert f"\nGREETING=a{character}b\n" in read["write_files"][0]["content"].encode().decode()
