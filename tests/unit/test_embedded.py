@@ -26,7 +26,7 @@ def test_a_folder_of_another_user_in_its_place_is_refused(tmp_path: Path, monkey
     monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
     monkeypatch.delitem(sys.modules, "grpc", raising=False)  # another test's; with it, a fresh process is who starts it
     with pytest.raises(SetupError, match="orca-infra-4000000 belongs to another user"):
-        embedded.start(tmp_path / "home" / "postgres")
+        embedded._start(tmp_path / "home" / "postgres")  # here, also where gRPC is loaded
 
 
 @pytest.mark.parametrize("odd", [" ", "$", "'", '"', ";", "&"])
