@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from orca_infra.attention import SQL as ATTENTION
 from orca_infra.attention import note
 from orca_infra.db.connection import Database, load_queries
 from orca_infra.errors import NotLeader, OrcaError
@@ -72,8 +73,9 @@ class MachineDrift:
             "prefix": machine_stack(self._settings.stack, "x").removesuffix("x"),
             "period_seconds": self._settings.drift_seconds,
         }
-        with self._database.snapshot() as transaction:
+        with self._database.transaction() as transaction:
             rows = transaction.dicts(_SQL["stacks"], parameters)
+            transaction.run(ATTENTION["clear_drift"], {"stacks": [row["stack"] for row in rows]})
         due = [row["stack"] for row in rows if row["due"] and row["stack"] not in seen]
         return [row["stack"] for row in rows if row["stack"] in seen] + due[:_STACKS_MAX]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType
 
-from orca_infra.attention import note
+from orca_infra.attention import clear_outdated, note
 from orca_infra.db.connection import Session
 from orca_infra.errors import NotLeader, OrcaError, StateBroken, Transient
 from orca_infra.health.server import serving
@@ -75,6 +75,7 @@ class Loop:
                 "it makes its passes by itself, or stop it first"
             )
         try:
+            self._forget_outdated()
             return self._scopes.run_once()
         finally:
             self._leader.release()
@@ -130,6 +131,7 @@ class Loop:
     def _lead(self) -> None:
         """Raises NotLeader when the lead was lost."""
         self._live.reload()
+        self._forget_outdated()
         self._note_configuration()
         self._unwell = {scope.name for scope in self._scopes.scopes}  # what an earlier leader noted is looked at anew
         self._hanging.clear()
@@ -239,6 +241,12 @@ class Loop:
             raise
         except OrcaError as error:
             self._log.warning("status could not be told", topic=topic, why=str(error))
+
+    def _forget_outdated(self) -> None:
+        scopes = [scope.name for scope in self._scopes.scopes]
+        reported = self._surroundings.settings.drift_is_reported
+        with contextlib.suppress(Transient):
+            clear_outdated(self._surroundings.database, scopes=scopes, drift_is_reported=reported)
 
     def _note_configuration(self) -> None:
         error = self._live.error

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from orca_infra.attention import clear_outdated, note
 from orca_infra.db.connection import Database
 from orca_infra.errors import UserError
 from orca_infra.machines.model import NEXT_TRY
@@ -199,6 +200,21 @@ def test_runs_of_a_pool_that_no_pass_has_seen_are_said(here: Surroundings, run: 
     said = run("status")
     assert "2 runs wait for pool pp, and no pass has seen such a pool\n" in said
     assert f"1 run waits for pool {'x' * 80}, and" in said
+
+
+def test_what_a_loop_with_other_settings_said_is_forgotten_by_the_next(here: Surroundings) -> None:
+    def left(*scopes: str, drift_is_reported: bool) -> set[str]:
+        for topic in topics:
+            note(here.database, topic, "look")
+        clear_outdated(here.database, scopes=scopes, drift_is_reported=drift_is_reported)
+        return {row["topic"] for row in _rows(here, "select topic from orca.attention")}
+
+    drift = {"drift s.machines.p", "labels of machines", "labels of runs"}
+    of_runs = {"pass runs", "up runs", "strays objects of runs"}
+    topics = {*drift, *of_runs, "pass machines", "orca.toml"}
+    assert left("machines", "runs", "runtimes", drift_is_reported=True) == topics
+    assert left("machines", "runs", "runtimes", drift_is_reported=False) == topics - drift
+    assert left("machines", drift_is_reported=True) == topics - of_runs - {"labels of runs"}
 
 
 def _rows(here: Surroundings, query: Any) -> list[dict[str, Any]]:

@@ -92,3 +92,9 @@ def test_with_report_drift_is_said_and_nothing_is_changed_until_it_is_over(passe
     w.pass_until(lambda: not said())
     w.cloud.delete("orca-p-2")
     w.pass_until(lambda: w.reasons()["orca-p-2"] == "Vanished")
+    edit(w, "orca-p-1")
+    w.pass_until(said)
+    w.cloud.delete("orca-p-1")
+    w.pass_until(lambda: w.reasons()["orca-p-1"] == "Vanished")
+    w.run_pass()
+    assert not said(), "its stack has nothing any more, and is not looked at again"

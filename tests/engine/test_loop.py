@@ -51,10 +51,13 @@ def test_a_changed_orca_toml_is_read_anew_and_of_a_bad_one_status_says_so_until_
     passes: Passes, start_loop: StartLoop, wait_until: WaitUntil, home: Path
 ) -> None:
     w = passes()
+    outdated = "'labels of machines', 'pass runs'"  # of a loop with ORCA_DRIFT=report and with run clusters
+    w.execute(f"insert into orca.attention (topic, message) select unnest(array[{outdated}]), 'look'")
     w.leader.release()
     good = (home / "orca.toml").read_text()
     loop = start_loop()
     wait_until(lambda: w.rows("select from orca.pool_status where pool = 'p'"), 20, "the first pass")
+    assert w.rows("select from orca.attention") == []
 
     def said() -> str:
         rows = w.rows("select message from orca.attention where topic = 'orca.toml'")
