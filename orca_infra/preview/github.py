@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import time
 import urllib.error
 import urllib.request
@@ -40,10 +41,12 @@ class PullRequest:
 
 def pull_request_of(environ: Mapping[str, str], number: int | None) -> PullRequest:
     """From what GitHub Actions sets for every job. Raises UserError naming what is missing."""
-    token = environ.get("GITHUB_TOKEN") or environ.get("GH_TOKEN") or ""
+    token = (environ.get("GITHUB_TOKEN") or environ.get("GH_TOKEN") or "").strip()
     repository = environ.get("GITHUB_REPOSITORY") or ""
     if not token:
         raise UserError("--comment needs GITHUB_TOKEN: in a workflow, `env: GITHUB_TOKEN: ${{ github.token }}`")
+    if not re.fullmatch(r"[!-~]+", token):  # refused later, it would be in words that quote it
+        raise UserError("GITHUB_TOKEN has a character that no token has (it is not shown): set it to the token alone")
     if repository.count("/") != 1:
         raise UserError("--comment needs GITHUB_REPOSITORY, such as owner/name")
     found = number or _number_of_event(environ)

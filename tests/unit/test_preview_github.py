@@ -111,6 +111,15 @@ def test_a_wrong_token_is_told_apart_and_never_shown(github: FakeGitHub) -> None
     assert "ghs_wrong" not in str(caught.value)
 
 
+def test_a_token_with_a_lines_end_is_used_without_it_and_one_that_can_be_none_is_not_quoted() -> None:
+    environ = {"GITHUB_TOKEN": "ghs_planted\n", "GITHUB_REPOSITORY": "a/b"}
+    assert pull_request_of(environ, 1).token == "ghs_planted"
+    for token in ("ghs_planted\nx", "ghs_plantedé", "ghs planted"):
+        with pytest.raises(UserError, match="a character that no token has") as caught:
+            pull_request_of({**environ, "GITHUB_TOKEN": token}, 1)
+        assert "planted" not in str(caught.value)
+
+
 def test_it_waits_when_github_asks_for_it(github: FakeGitHub) -> None:
     github.failures = [
         (429, {"Retry-After": "7"}, "slow down"),
