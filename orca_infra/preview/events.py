@@ -86,7 +86,7 @@ def _breach(event: Mapping[str, Any], redact: Callable[[str], str]) -> Breach:
     _, _, own = message.partition("\n")
     return Breach(
         rule=str(event.get("policyName", "")),
-        resource=urn.rpartition("::")[2],
+        resource=redact(urn.rpartition("::")[2]),
         message=redact(own or message),
         mandatory=event.get("enforcementLevel") == "mandatory",
     )

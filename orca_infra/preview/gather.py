@@ -214,7 +214,7 @@ def _preview_stack(
     failure = ""
     if completed.code != 0 and (read.errors or not any(breach.mandatory for breach in read.breaches)):
         last = completed.stderr.strip() or completed.stdout.strip() or "the engine gave no reason"
-        failure = "\n".join(read.errors) or redact(last[-2000:])
+        failure = "\n".join(read.errors) or redact(last)[-2000:]
     return StackPreview(stack=stack, changes=read.changes, breaches=read.breaches, error=failure)
 
 

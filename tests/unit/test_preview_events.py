@@ -208,7 +208,7 @@ def test_the_password_of_a_connection(url: str, passwords: list[str]) -> None:
 
 def test_violations_and_errors_are_read_and_noise_is_not() -> None:
     breach = {
-        "resourceUrn": urn("kubernetes:core/v1:Pod", "bad"),
+        "resourceUrn": urn("kubernetes:core/v1:Pod", "bad-s3cr3t"),
         "message": "<{%reset%}>Images are named by digest.\nimage-digests: Pod bad: named s3cr3t.\n",
         "policyName": "image-digests",
         "enforcementLevel": "advisory",
@@ -222,7 +222,7 @@ def test_violations_and_errors_are_read_and_noise_is_not() -> None:
         secrets=("s3cr3t",),
     )
     [one] = found.breaches
-    assert (one.rule, one.resource, one.mandatory) == ("image-digests", "bad", False)
+    assert (one.rule, one.resource, one.mandatory) == ("image-digests", "bad-[secret]", False)
     assert one.message == "image-digests: Pod bad: named [secret]."
     assert found.errors == ("update failed for [secret]",)
 
