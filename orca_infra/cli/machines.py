@@ -53,7 +53,7 @@ def machines_list(
 
     Example: orca-infra machines list --all
     """
-    from orca_infra.screen import kind_of, rows_for_people
+    from orca_infra.screen import is_narrow, kind_of, rows_for_people
     from orca_infra.status import read_machines
 
     surroundings = open_for_command()
@@ -61,8 +61,9 @@ def machines_list(
     if as_json:
         print_json({"machines": live, "ended": ended})
     else:
+        uid = () if is_narrow() else ("uid",)
         rows_for_people(
-            ("machine", "pool", "type", "location", "state", "runs", "age", "heard", "uid"),
+            ("machine", "pool", "type", "location", "state", "runs", "age", "heard", *uid),
             [
                 (
                     row["name"],
@@ -73,11 +74,12 @@ def machines_list(
                     f"{row['running']}/{row['slots']}",
                     now - row["created_at"],
                     now - row["seen_at"] if row["seen_at"] else "-",
-                    row["uid"] or "-",
+                    *((row["uid"] or "-",) if uid else ()),
                 )
                 for row in live
             ],
             "no machines",
+            unbroken=("machine",),
         )
         rows_for_people(
             ("ended", "pool", "type", "location", "ago", "reason"),
@@ -86,6 +88,7 @@ def machines_list(
                 for row in ended
             ],
             "",
+            unbroken=("ended",),
         )
     surroundings.close()
 

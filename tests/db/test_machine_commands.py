@@ -87,6 +87,18 @@ def test_machines_are_listed_with_their_states_and_those_that_ended_on_demand(he
     assert [(m["name"], m["reason"]) for m in listed["ended"]] == [("orca-p-3", "Idle")]
 
 
+def test_on_a_narrow_terminal_a_machines_name_stays_whole(
+    here: Surroundings, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    plant(here.database, "orca-a-pool-with-a-longer-name-1")
+    plant(here.database, "orca-a-pool-with-a-longer-name-2", ended="Idle")
+    said = run("machines", "list", "--all")
+    assert "orca-a-pool-with-a-longer-name-1" in said
+    assert "orca-a-pool-with-a-longer-name-2" in said
+    assert "uid" not in said
+
+
 def test_a_drained_machine_says_so_and_takes_no_more_runs(here: Surroundings, run: Run) -> None:
     plant(here.database, "orca-p-1")
     with here.database.transaction() as transaction:
