@@ -28,14 +28,17 @@ _POOL = "RuntimePool"
 _DIGEST_CHARACTERS = 64
 
 
-def _template(resource: Resource) -> Values | None:
-    """The Pod, or the template of Pods, that a resource is or makes; None for another kind."""
-    if not resource.type.startswith("kubernetes:") or resource.kind not in _TEMPLATES:
-        return None
-    value: Values = resource.props
-    for key in _TEMPLATES[resource.kind]:
-        value = table(value.get(key))
-    return value
+def _templates(resource: Resource) -> Iterator[Values]:
+    """The Pods, or the templates of Pods, that a resource is, makes, patches or lists; none for another kind."""
+    kind = resource.kind.removesuffix("Patch")
+    of = kind.removesuffix("List")
+    if not resource.type.startswith("kubernetes:") or of not in _TEMPLATES:
+        return
+    for value in [resource.props] if kind == of else rows(resource.props.get("items")):
+        template: Values = value
+        for key in _TEMPLATES[of]:
+            template = table(template.get(key))
+        yield template
 
 
 def _containers(template: Values) -> Iterator[tuple[str, Values]]:
@@ -47,22 +50,21 @@ def _containers(template: Values) -> Iterator[tuple[str, Values]]:
 
 def check_resources(resource: Resource, values: Values) -> Iterator[Violation]:
     """Every container states what it requests and what it may use at the most."""
-    places: list[tuple[str, object]] = []
-    template = _template(resource)
-    limits = list(values["limits"])
-    if template is not None:
+    if resource.kind.endswith("Patch"):
+        return  # it states only what it changes
+    places: list[tuple[str, object, list[str]]] = []
+    for template in _templates(resource):
         role = table(table(template.get("metadata")).get("labels")).get(ROLE_LABEL)
-        if role in values["limitsExemptRoles"]:
-            limits = []
-        places = [(f"container {name}", container.get("resources")) for name, container in _containers(template)]
-    elif resource.kind == _ENVIRONMENT and resource.type.startswith("kubernetes:"):
+        limits = [] if role in values["limitsExemptRoles"] else values["limits"]
+        places += [(f"container {name}", one.get("resources"), limits) for name, one in _containers(template)]
+    if resource.kind == _ENVIRONMENT and resource.type.startswith("kubernetes:"):
         ranges = table(table(resource.props.get("spec")).get("resourcesRanges"))
-        places = [("spec.resourcesRanges.default", ranges.get("default"))]
+        places.append(("spec.resourcesRanges.default", ranges.get("default"), values["limits"]))
     elif resource.kind == _POOL and resource.type.startswith("kubernetes:"):
         # Without resources of its own a pool has its environment's, which is looked at by itself.
         own = table(resource.props.get("spec")).get("resources")
-        places = [("spec.resources", own)] if own else []
-    for where, said in places:
+        places += [("spec.resources", own, values["limits"])] if own else []
+    for where, said, limits in places:
         if said is UNKNOWN:
             continue
         wanted = [("requests", values["requests"]), ("limits", limits)]
@@ -82,10 +84,9 @@ def check_resources(resource: Resource, values: Values) -> Iterator[Violation]:
 
 def check_privileges(resource: Resource, values: Values) -> Iterator[Violation]:
     """No Pod is privileged or reaches into its host, but what is named in `allow`."""
-    template = _template(resource)
-    if template is None or matches(resource.name, values["allow"]):
+    if matches(resource.name, values["allow"]):
         return
-    for what, remedy in _privileges(template):
+    for what, remedy in (found for template in _templates(resource) for found in _privileges(template)):
         also = "or name the resource in `allow` of pod-privileges"
         yield Violation(resource=resource, what=what, remedy=f"{remedy}, {also}")
 
@@ -112,12 +113,11 @@ def _privileges(template: Values) -> Iterator[tuple[str, str]]:
 
 
 def _images(resource: Resource) -> Iterator[tuple[str, str]]:
-    template = _template(resource)
-    if template is not None:
+    for template in _templates(resource):
         for name, container in _containers(template):
             if isinstance(container.get("image"), str):
                 yield f"container {name}", container["image"]
-    elif resource.kind == _ENVIRONMENT and resource.type.startswith("kubernetes:"):
+    if resource.kind == _ENVIRONMENT and resource.type.startswith("kubernetes:"):
         image = table(resource.props.get("spec")).get("dockerImage")
         if isinstance(image, str):
             yield "spec.dockerImage", image

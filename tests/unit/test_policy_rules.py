@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -70,6 +71,14 @@ def pod(spec: Mapping[str, Any] | None = None, **more: Any) -> Resource:
 
 def deployment(**more: Any) -> Resource:
     return kube("Deployment", "apps/v1", spec={"template": {"spec": {"containers": [container(**more)]}}})
+
+
+def as_kind(kind: str, of: Resource) -> Resource:
+    return replace(of, type=of.type.replace(f":{of.kind}", f":{kind}"))
+
+
+def listed(kind: str, *of: Resource) -> Resource:
+    return replace(as_kind(kind, of[0]), props={"items": [one.props for one in of]})
 
 
 def cron_job(spec: Mapping[str, Any]) -> Resource:
@@ -142,6 +151,10 @@ BROKEN: list[tuple[str, Sequence[Resource], dict[str, Any]]] = [
     ("pod-privileges", [cron_job({"volumes": [{"name": "v", "hostPath": {"path": "/"}}]})], {"allow": ["y"]}),
     ("pod-privileges", [pod(securityContext={"capabilities": {"add": ["NET_BIND_SERVICE", "SYS_ADMIN"]}})], {}),
     ("pod-privileges", [deployment(ports=[{"containerPort": 80, "hostPort": 80}])], {}),
+    ("pod-privileges", [as_kind("PodPatch", pod({"hostNetwork": True}))], {}),
+    ("pod-privileges", [listed("PodList", pod(), pod({"hostNetwork": True}))], {}),
+    ("image-registries", [as_kind("DeploymentPatch", deployment(image="python:3"))], {"registries": ["r.example"]}),
+    ("container-resources", [listed("DeploymentList", deployment(), deployment(resources={}))], {}),
     ("image-registries", [pod(image="python:3")], {"registries": ["registry.example"]}),
     ("image-registries", [pod(image="registry.example.evil.example/a")], {"registries": ["registry.example"]}),
     ("image-registries", [pod(image="registry.example/team-b/a:1")], {"registries": ["registry.example/team"]}),
@@ -188,6 +201,8 @@ PASSES: list[tuple[str, Sequence[Resource], dict[str, Any]]] = [
     ("container-resources", [kube("RuntimePool", "datalayer.io/v1", spec={"environment": "e", "size": 1})], {}),
     ("pod-privileges", [pod(), deployment(), cron_job({"hostNetwork": False}), service()], {}),
     ("pod-privileges", [pod({"hostNetwork": True})], {"allow": ["x"]}),
+    ("pod-privileges", [as_kind("PodPatch", pod()), listed("PodList", pod())], {}),
+    ("container-resources", [as_kind("PodPatch", pod(resources={}))], {}),
     ("pod-privileges", [pod({"volumes": [{"name": "v", "emptyDir": {}}]})], {}),
     ("image-registries", [pod(image="python:3")], {}),
     ("image-registries", [pod(image="python:3")], {"registries": ["docker.io/library"]}),
