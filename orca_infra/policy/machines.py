@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,8 @@ MACHINES = {GCP_MACHINE: ("machineType", "zone"), "orca:index:Machine": ("type",
 POOL_LABEL = "orca-pool"
 
 _ADDRESSES = ("gcp:compute/address:Address", "gcp:compute/globalAddress:GlobalAddress")
-_EVERYWHERE = ("0.0.0.0/0", "::/0")
+#: Prefixes shorter than those of the largest private networks, 10.0.0.0/8 and fc00::/7: half the world is no smaller door.
+_SHORTEST_PREFIX = {4: 8, 6: 7}
 _SERVICES_TO_OUTSIDE = ("LoadBalancer", "NodePort")
 
 
@@ -111,12 +113,20 @@ def _lets_everybody_in(resource: Resource) -> bool:
             return False
         # Without any source a rule of Google Cloud is for all of them.
         stated = sources or props.get("sourceTags") or props.get("sourceServiceAccounts")
-        return not stated or any(one in _EVERYWHERE for one in sources or [])
+        return not stated or any(map(_is_everywhere, sources or []))
     if resource.type == "kubernetes:networking.k8s.io/v1:NetworkPolicy":
         entrances = rows(table(props.get("spec")).get("ingress"))
         sources = [source for entrance in entrances for source in rows(entrance.get("from"))]
-        return any(table(source.get("ipBlock")).get("cidr") in _EVERYWHERE for source in sources)
+        return any(_is_everywhere(table(source.get("ipBlock")).get("cidr")) for source in sources)
     return False
+
+
+def _is_everywhere(source: object) -> bool:
+    try:
+        network = ipaddress.ip_network(str(source), strict=False)
+    except ValueError:
+        return False
+    return network.prefixlen < _SHORTEST_PREFIX[network.version]
 
 
 def _last(path: str) -> str:
