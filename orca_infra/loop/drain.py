@@ -15,6 +15,7 @@ from orca_infra.db.connection import Database
 from orca_infra.errors import NotLeader, OrcaError, SetupError, UserError
 from orca_infra.loop.leader import Leader, holder, oust
 from orca_infra.loop.scopes import Scopes
+from orca_infra.machines.decide import STACK_LABEL
 from orca_infra.machines.model import EVERY_POOL, FAMILY
 from orca_infra.machines.observe import SQL as MACHINES
 from orca_infra.machines.providers.local_config import LocalCloud
@@ -116,18 +117,21 @@ def _end_all(surroundings: Surroundings, scopes: Scopes, say: Callable[[str], No
         _mark_all(surroundings.database)
         try:
             result = scopes.run_once()
-            seen = len(result.snapshot.seen)
+            # What another stack has in the same project is listed too, and none of this one's business.
+            identity = (STACK_LABEL, result.snapshot.stack_id)
+            strays = sum(identity in machine.labels.items() for _, machine in result.snapshot.seen)
             changed = result.changed
             unread = "; ".join(result.snapshot.unreadable.values())
             trouble = _say_once(unread and f"not read: {unread}", trouble, say)
-            done = not seen and not unread
+            done = not strays and not unread
         except NotLeader:
             raise
         except OrcaError as error:
             trouble = _say_once(str(error), trouble, say)
-            changed, done = 0, False
+            changed, strays, done = 0, 0, False
         left = left_of(surroundings.database)
-        shown = _say_once(f"left: {left}", shown, say)
+        nobodys = f", and {strays} machines that nobody owns" if strays and not left.machines else ""
+        shown = _say_once(f"left: {left}{nobodys}", shown, say)
         if done and not left and not changed:
             return
         if not changed:

@@ -17,6 +17,8 @@ import pytest
 from orca_infra.kube.client import Kube
 from orca_infra.kube.kinds import JOB, NAMESPACE, POD, RUNTIME_POOL, Ref
 from orca_infra.loop.leader import holder
+from orca_infra.machines.decide import STACK_LABEL
+from orca_infra.machines.providers.local_cloud import LocalCloud, MachineRequest
 from orca_infra.stack.engine import PROJECT, Engine, engine_environment
 from orca_infra.stack.tools import require_tool
 from orca_infra.surroundings import Surroundings
@@ -164,8 +166,16 @@ def test_drain_ends_everything_beside_a_loop_that_looks_on_and_destroy_works(
         first.send_signal(signal.SIGKILL)
         first.wait()
         family.leave_locks(first.pid)
+        # Of another stack that has its machines in the same place.
+        cloud = LocalCloud(family.surroundings.cloud_folder)
+        labels = {STACK_LABEL: "anotherstacksid2"}
+        cloud.create(
+            MachineRequest(name="orca-p-900", location="a", type="small", argv=("sleep", "900"), labels=labels)
+        )
 
         said = family.orca("drain", "--all", "--yes")
+        assert [machine.name for machine in cloud.list()] == ["orca-p-900"]
+        cloud.delete("orca-p-900")
         assert "dropped stack test.machines.p" in said
         assert "dropped stack test.machines.q" in said
         assert "pulumi destroy -s test" in said
