@@ -64,7 +64,7 @@ comment on column orca.pool_status.skipped is 'Types that are left out, with the
 comment on column orca.pool_status.paused_since is 'Since when the pool is paused.';
 
 comment on table orca.pool_pauses is 'One row for each pool that a person paused. Kept until it is resumed.';
-comment on column orca.pool_pauses.pool is 'The pool; the empty name is every pool.';
+comment on column orca.pool_pauses.pool is 'The pool; the empty name is every pool, * the whole stack, run clusters and runtimes too (drain --all).';
 comment on column orca.pool_pauses.since is 'Since when.';
 
 comment on table orca.pool_offers is 'One row for each type in a location that could not be had. Kept until it could be had.';
