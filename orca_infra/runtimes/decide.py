@@ -53,6 +53,11 @@ class _Case:
         return self.pod is not None and self.pod.can_serve and not (self.node and self.node.is_gone)
 
     @property
+    def is_nobodys(self) -> bool:
+        """Whether nobody is in there: it waits, or the launch that took it was given up."""
+        return self.row.waiting or self.row.runtime is None
+
+    @property
     def could_serve(self) -> bool:
         """Whether it was Ready once."""
         return self.row.ready_at is not None or self.row.unready_at is not None
@@ -97,7 +102,7 @@ def decide(snapshot: RuntimeSnapshot, limits: RuntimeLimits) -> RuntimePlan:
             endings += chosen
             due += [next_at] if next_at else []
             # What ends still exists: it is replaced once it is gone, so that there never are more than `size`.
-            count = pool.size - sum(1 for case in mine if case.row.waiting)
+            count = pool.size - sum(1 for case in mine if case.is_nobodys)
             count = min(count, limits.births_max - sum(1 for case in mine if case.is_stuck))
             if count > 0 and not missing and environment is not None:
                 wanted.append(Birth(pool=pool, environment=environment, count=count))
@@ -181,8 +186,8 @@ def _lost(case: _Case, now: datetime, limits: RuntimeLimits) -> LostNode | None:
 
 
 def _sweep(case: _Case, now: datetime, limits: RuntimeLimits) -> Sweep:
-    """Nobody is in a Pod that waited: it gets no time to end; nobody is there to end one whose node is lost."""
-    unlost = 1 if case.row.waiting else None
+    """A Pod that nobody is in gets no time to end; nobody is there to end one whose node is lost."""
+    unlost = 1 if case.is_nobodys else None
     grace_seconds = unlost if _lost(case, now, limits) is None else 0
     return Sweep(name=case.row.name, objects=case.objects, grace_seconds=grace_seconds)
 

@@ -91,6 +91,19 @@ def condition(made: RuntimePlan, type_: str = "Ready") -> Condition:
 # Birth.
 
 
+def test_a_pod_whose_launch_was_given_up_is_replaced_once_it_is_gone() -> None:
+    """Nobody has it, and never do more than `size` such Pods exist; nobody is in it, so it gets no time to end."""
+    given_up = row(1, taken_at=ago(1), ending_reason="Discarded")
+    others = (row(2), row(3), taken(4))
+    pods = tuple(pod(number) for number in (1, 2, 3, 4))
+    made = plan(rows=(given_up, *others), objects=pods)
+    assert born(made) == 0
+    assert [(sweep.name, sweep.grace_seconds) for sweep in made.sweeps] == [("orca-runtime-p-1", 1)]
+    going = (pod(1, deleting=True), *pods[1:])
+    assert born(plan(rows=(given_up, *others), objects=going)) == 0
+    assert born(plan(rows=(given_up, *others), objects=pods[1:], gone=frozenset({"u1"}))) == 1
+
+
 def test_an_empty_pool_is_filled_to_its_size() -> None:
     made = plan()
     assert (born(made), ended(made)) == (3, {})

@@ -96,7 +96,7 @@ class World:
 
     def unassigned(self) -> int:
         """Pods that exist and that nobody has."""
-        return sum(1 for name in self.pods if name not in self.rows or self.rows[name].waiting)
+        return sum(1 for name in self.pods if name not in self.rows or self.rows[name].runtime is None)
 
     def take(self) -> str | None:
         """As a launch does: claimed by the rows alone, and given up when the Pod itself says that it cannot serve."""
