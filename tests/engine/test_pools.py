@@ -269,6 +269,9 @@ def test_a_machine_whose_worker_never_shows_up_is_removed_and_its_console_kept(
         "    print('the worker image is broken', flush=True)\n"
         "    time.sleep(600)\n"
     )
+    w = passes()
+    w.engine.stacks()  # this process's guard begins with its first engine, and keeps the environment of then
+    w.close()
     monkeypatch.setenv("PYTHONPATH", str(home))
     w = passes()
     w.queue()
