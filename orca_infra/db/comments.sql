@@ -228,6 +228,7 @@ comment on function orca.move_run is 'For all of these: write a transition, by c
 comment on function orca.runtime_seconds is 'How long a runtime has been charged for so far.';
 comment on function orca.runtime_of_key is 'For launches: the runtime that a user''s idempotency key stands for; no row when there is none.';
 comment on function orca.claim_runtime is 'For launches: the runtime of the key, else the smallest warm Pod that fits, taken exactly once; no row when none fits.';
+comment on function orca.runtime_cost is 'For launches: a runtime''s pool (none of a cold start), its credits a second, since when, and its credits up to now.';
 comment on function orca.runtime_given is 'For launches: write down that the Pod has its Secret; false when it is ending already, and the launch takes the next.';
 comment on type orca.runtime_claim is 'A runtime with its Pod, as launches see it.';
 comment on function orca.server_history is 'The database server''s system identifier and timeline; null where it does not say.';

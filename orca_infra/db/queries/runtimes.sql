@@ -141,16 +141,10 @@ select pg_notify('orca_demand', 'runtimes')
 
 -- name: secret_made
 -- Not for a runtime whose Pod is ending already: its launch goes on to the next. Else what the launch says of it.
-with given as materialized (select orca.runtime_given(%(id)s) as given)
-select p.pool, r.burning_rate, r.assigned_at,
-    r.burning_rate * orca.runtime_seconds(r.assigned_at, p.ready_at, now(), r.expires_at) as credits
-from given, orca.runtimes r join orca.runtime_pods p on p.name = r.pod
-where given.given and r.id = %(id)s
+select cost.* from orca.runtime_given(%(id)s) as given, orca.runtime_cost(%(id)s) as cost where given
 
 -- name: cost
-select p.pool, r.burning_rate, r.assigned_at, coalesce(r.credits, r.burning_rate
-    * orca.runtime_seconds(r.assigned_at, p.ready_at, coalesce(p.ending_at, now()), r.expires_at)) as credits
-from orca.runtimes r join orca.runtime_pods p on p.name = r.pod where r.id = %(id)s
+select * from orca.runtime_cost(%(id)s)
 
 -- name: discard_runtime
 -- The Pod died before anybody got it: nobody burns credits for it, and the launch's key is free for the next Pod.
