@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test test-servers test-node check image cluster tools bench docs format clean
+.PHONY: help demo test check image cluster tools bench docs format clean
 
 help: ## What there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -12,15 +12,9 @@ help: ## What there is
 demo: $(READY) tools ## The main job, live, on the real parts (ARGS=--keep leaves it running)
 	@$(BIN)/orca-infra demo $(ARGS)
 
+# Most of these tests wait for a server or an engine: more at a time than there are cores take less time. There is one real node at a time.
 test: check tools ## All tests, on the real parts
-	@$(MAKE) --no-print-directory -j 2 test-servers test-node
-
-# Most tests wait for a server or an engine: more of them at a time than there are cores take less time.
-test-servers:
 	$(BIN)/pytest -q -n 3 --dist loadfile tests/db tests/contract tests/engine tests/gcp tests/cluster tests/sim $(ARGS)
-
-# There is one real node at a time.
-test-node:
 	$(BIN)/pytest -q tests/node $(ARGS)
 
 check: $(READY) ## The quick loop: format, lint, layers, types, and the tests without servers

@@ -318,24 +318,6 @@ def test_what_ends_a_driver_is_its_runs_reason(
     assert ends.room.run_of(run) == {"state": "failed", "start": 1, "reason": reason}
 
 
-def test_an_image_that_cannot_be_pulled_ends_its_start_as_such(ends: Ends) -> None:
-    room, run = ends.room, ends.runs["no-image"]
-
-    def waits() -> object:
-        pod = room.pod(run, "driver")
-        states = ((pod or {}).get("status") or {}).get("containerStatuses") or []
-        return states and states[0]["state"].get("waiting", {}).get("reason") in {"ErrImagePull", "ImagePullBackOff"}
-
-    room.until(waits)
-    assert room.cluster_of(run)["ending_reason"] is None
-    impatient = room.with_settings(ORCA_RUN_START_SECONDS="1")
-    impatient.until(lambda: room.cluster_of(run)["ended_at"])
-    record(str(EndReason.IMAGE_PULL), impatient.samples[run])
-    row = room.cluster_of(run)
-    assert row["reason"] == "ImagePull"
-    assert room.run_of(run)["reason"] == "ImagePull"
-
-
 # The loop itself.
 
 
@@ -423,6 +405,25 @@ def test_a_driver_that_outlives_its_deleted_pod_is_alone_and_its_successor_is_he
             f"driver: run {run}, start {start}, pipeline ignores-term.deleted; Postgres 18",
             "driver: it is to misbehave (ignores-term.deleted)",
         ]
+
+
+def test_an_image_that_cannot_be_pulled_ends_its_start_as_such(ends: Ends) -> None:
+    """The last of these: a loop that is impatient with its start would be with any other that is just being made."""
+    room, run = ends.room, ends.runs["no-image"]
+
+    def waits() -> object:
+        pod = room.pod(run, "driver")
+        states = ((pod or {}).get("status") or {}).get("containerStatuses") or []
+        return states and states[0]["state"].get("waiting", {}).get("reason") in {"ErrImagePull", "ImagePullBackOff"}
+
+    room.until(waits)
+    assert room.cluster_of(run)["ending_reason"] is None
+    impatient = room.with_settings(ORCA_RUN_START_SECONDS="1")
+    impatient.until(lambda: room.cluster_of(run)["ended_at"])
+    record(str(EndReason.IMAGE_PULL), impatient.samples[run])
+    row = room.cluster_of(run)
+    assert row["reason"] == "ImagePull"
+    assert room.run_of(run)["reason"] == "ImagePull"
 
 
 def record(name: str, objects: Sequence[dict[str, Any]]) -> None:
