@@ -73,9 +73,11 @@ class MachineDrift:
             "prefix": machine_stack(self._settings.stack, "x").removesuffix("x"),
             "period_seconds": self._settings.drift_seconds,
         }
-        with self._database.transaction() as transaction:
+        with self._database.snapshot() as transaction:
             rows = transaction.dicts(_SQL["stacks"], parameters)
-            transaction.run(ATTENTION["clear_drift"], {"stacks": [row["stack"] for row in rows]})
+        if self._settings.drift_is_reported:  # else nothing is said of any: a pass that does nothing writes nothing
+            with self._database.transaction() as transaction:
+                transaction.run(ATTENTION["clear_drift"], {"stacks": [row["stack"] for row in rows]})
         due = [row["stack"] for row in rows if row["due"] and row["stack"] not in seen]
         return [row["stack"] for row in rows if row["stack"] in seen] + due[:_STACKS_MAX]
 
